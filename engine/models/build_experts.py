@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kiln.engine.layers.linear import Linear
+import torch
+
 from kiln.engine.layers.mlp import GatedMLP
+from kiln.engine.layers.router import Router
 from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.parameters import Parameters, Projection
@@ -31,35 +33,62 @@ class ExpertBuilder:
 
     def layer(self, name: str, prefix: str) -> SparseMLP:
         """Build the layer with Kiln's ``name``, whose tensors' names begin with ``prefix``."""
+        experts, make = self.experts, self.parameters
+        prefix += experts.names.layer
+        gate_up, down = self._projections(name, prefix)
+        gate_up_bias = down_bias = None
+        if experts.biases:
+            gate_up_bias = make.expert_biases(gate_up, experts.num_experts)
+            down_bias = make.expert_biases(down, experts.num_experts)
+        return SparseMLP(
+            self._router(name, prefix),
+            make.experts(gate_up, experts.num_experts),
+            make.experts(down, experts.num_experts),
+            gate_up_bias,
+            down_bias,
+            experts.activation,
+            experts.weighs_inputs,
+            self._shared(name, prefix) if experts.shared_size else None,
+        )
+
+    def _projections(self, name: str, prefix: str) -> tuple[Projection, Projection]:
+        """Return gate and up, and down, of all experts."""
         experts, names = self.experts, self.experts.names
-        prefix += names.layer
-        count = experts.num_experts
         inner = self.split.equal(
             experts.intermediate_size,
             f"{prefix}experts",
             "inner elements",
             multiple=_VECTOR // self.parameters.dtype.itemsize,
         )
-        places = [f"{prefix}experts.{index}." for index in range(count)]
+        places = [f"{prefix}experts.{index}." for index in range(experts.num_experts)]
         pairs = tuple((place + part, inner) for place in places for part in (names.gate, names.up))
-        gate_up = Projection(name + "experts.gate_up_proj", pairs, self.hidden)
         downs = tuple((place + names.down, self.hidden) for place in places)
-        down = Projection(name + "experts.down_proj", downs, inner)
-        return SparseMLP(
-            router=self._linear(name + "router", f"{prefix}gate", count),
-            gate_up=self.parameters.experts(gate_up, count),
-            down=self.parameters.experts(down, count),
-            top_k=experts.top_k,
-            renormalise=experts.renormalise,
-            shared=self._shared(name, prefix) if experts.shared_size else None,
+        name, bias = f"{name}experts.", experts.biases
+        return (
+            Projection(f"{name}gate_up_proj", pairs, self.hidden, bias),
+            Projection(f"{name}down_proj", downs, inner, bias),
+        )
+
+    def _router(self, name: str, prefix: str) -> Router:
+        experts, names = self.experts, self.experts.names
+        bias, dtype = None, torch.float32 if experts.router_in_float32 else None
+        if experts.choice_bias:
+            stored, shape = prefix + names.choice_bias, experts.choice_bias
+            bias = self.parameters.tensor(stored, *shape, dtype=torch.float32).flatten()
+        parts = ((prefix + names.router, all_of(experts.num_experts)),)
+        projection = Projection(name + "router", parts, self.hidden, experts.router_bias)
+        return Router(
+            self.parameters.linear(projection, dtype),
+            experts.routing,
+            bias,
+            experts.router_in_float32,
         )
 
     def _shared(self, name: str, prefix: str) -> SharedExpert:
-        size = self.experts.shared_size
-        mlp = self.mlp(name + "shared_expert.", prefix + "shared_expert.", size)
-        gate = self._linear(name + "shared_expert_gate", f"{prefix}shared_expert_gate", 1)
-        return SharedExpert(mlp, gate)
-
-    def _linear(self, name: str, stored: str, outputs: int) -> Linear:
-        """Build a projection of which every rank has all outputs."""
-        return self.parameters.linear(Projection(name, ((stored, all_of(outputs)),), self.hidden))
+        experts, names = self.experts, self.experts.names
+        mlp = self.mlp(f"{name}shared_expert.", f"{prefix}{names.shared}.", experts.shared_size)
+        if not experts.shared_gate:
+            return SharedExpert(mlp, None)
+        parts = ((prefix + names.shared_gate, all_of(1)),)
+        projection = Projection(f"{name}shared_expert_gate", parts, self.hidden)
+        return SharedExpert(mlp, self.parameters.linear(projection))

@@ -59,7 +59,7 @@ def _count(config: HFConfig, num_experts: float, tables: int) -> int:
     experts = config.traits.experts
     if experts is not None:
         of_experts = round(num_experts * experts.intermediate_size) + experts.shared_size
-        routers = experts.num_experts + (experts.shared_size > 0)
+        routers = experts.num_experts + (experts.shared_size > 0 and experts.shared_gate)
         sparse = config.hidden_size * (3 * of_experts + routers)
         layers += sum(experts.layers) * (sparse - mlp)
     return layers + tables * config.vocab_size * config.hidden_size + config.hidden_size

@@ -1,16 +1,20 @@
 """Checkpoints in which the experts of a layer are one tensor.
 
-transformers 5 writes them with ``save_original_format=False``. The names are those of every family:
+    <layer>.experts.gate_up_proj       [num_experts, gate and up outputs, hidden_size]
+    <layer>.experts.down_proj          [num_experts, hidden_size, inner size]
+    <layer>.experts.gate_up_proj_bias  [num_experts, gate and up outputs], if experts have biases
+    <layer>.experts.down_proj_bias     [num_experts, hidden_size]
 
-    mlp.experts.gate_up_proj   [num_experts, gate outputs, then up outputs, hidden_size]
-    mlp.experts.down_proj      [num_experts, hidden_size, inner size]
-    mlp.gate.weight            [num_experts, hidden_size]: the router
+transformers 5 writes them with ``save_original_format=False``, for every family with its own names
+of the layer, "mlp", and of what is in it. Files of Llama-4 and gpt-oss have no others, and swap the
+last two dimensions. The biases of gpt-oss are here whatever form its weights have.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +22,18 @@ from kiln.engine.models.experts import ExpertNames, Experts
 from kiln.engine.models.weights import Index, Weights
 
 _LAYER = ExpertNames().layer
+
+
+class _Place(NamedTuple):
+    """Where a tensor is stored: ``expert`` None if under a name of its own.
+
+    ``half``: 0 of gate and 1 of up, which share a tensor, None of down.
+    """
+
+    name: str
+    expert: int | None = None
+    half: int | None = None
+    swapped: bool = False  # inputs in front of outputs
 
 
 class FusedExperts(Weights):
@@ -28,10 +44,11 @@ class FusedExperts(Weights):
         self._source = source
         self.random = source.random
         self._count = experts.num_experts
-        self._names = names
-        matrices = "|".join(map(re.escape, (names.gate, names.up, names.down)))
+        self._names, self._layout = names, names.layout
+        self._halves = {names.gate: 0, names.up: 1, names.down: None}
+        matrices = "|".join(map(re.escape, self._halves))
         self._layer = re.compile(rf"(model\.layers\.\d+\.){re.escape(names.layer)}(.+)")
-        self._expert = re.compile(rf"experts\.(\d+)\.({matrices})\.weight")
+        self._expert = re.compile(rf"experts\.(\d+)\.({matrices})\.(weight|bias)")
 
     @property
     def names(self) -> Set[str]:
@@ -44,51 +61,68 @@ class FusedExperts(Weights):
 
     def has(self, name: str) -> bool:
         """Whether the source has a tensor, as such or as a part of another."""
-        return self._source.has(self._find(name)[0])
+        return self._source.has(self._find(name).name)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the source. Raises ModelError."""
-        return self._source.dtype(self._find(name)[0])
+        return self._source.dtype(self._find(name).name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor in the source: of all experts. Raises ModelError."""
-        return self._source.shape(self._find(name)[0])
+        return self._source.shape(self._find(name).name)
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Write a tensor, or the part at ``index``, into ``out``. Raises ModelError."""
-        stored, expert, matrix = self._find(name)
-        if expert is None:
-            self._source.fill(stored, out, shape, index)
+        place = self._find(name)
+        if place.expert is None:
+            self._source.fill(place.name, out, shape, index)
             return
-        outputs, inputs = shape
-        first = outputs if matrix == self._names.up else 0
-        stacked = outputs if matrix == self._names.down else 2 * outputs
         parts = (*index, *(slice(None) for _ in shape[len(index) :]))
-        rows, columns = (
+        rows, *columns = (
             slice(*part.indices(size)[:2]) for part, size in zip(parts, shape, strict=True)
         )
-        place = (slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), columns)
-        self._source.fill(stored, out[None], (self._count, stacked, inputs), place)
+        outputs, step, first = shape[0], 1, 0
+        if place.half is not None:
+            outputs *= 2
+            step, first = (2, 0) if self._layout.alternating else (1, place.half * shape[0])
+        found = slice(first + step * rows.start, first + step * rows.stop)
+        whole, where = [outputs, *shape[1:]], [found, *columns]
+        if place.swapped:
+            whole, where = whole[::-1], where[::-1]
+        whole, where = [self._count, *whole], [slice(place.expert, place.expert + 1), *where]
+        if step == 1 and not place.swapped:
+            self._source.fill(place.name, out[None], whole, tuple(where))
+            return
+        read = out.new_empty([part.stop - part.start for part in where])
+        self._source.fill(place.name, read, whole, tuple(where))
+        values = read[0].T if place.swapped else read[0]
+        out.copy_(values[place.half if step == 2 else 0 :: step])
 
     def ignore(self, name: str) -> None:
         """Do not report a tensor as left over although the model does not use it."""
-        self._source.ignore(self._find(name)[0])
+        self._source.ignore(self._find(name).name)
 
     def finish(self) -> None:
         """Check that no tensor is left over, and close files. Raises ModelError."""
         self._source.finish()
 
-    def _find(self, name: str) -> tuple[str, int | None, str]:
-        """Return the stored name of a tensor; of an expert also its index and which matrix."""
+    def _find(self, name: str) -> _Place:
+        """Return where a tensor is; under its own name if it is nowhere."""
         layer = self._layer.fullmatch(name)
         if layer is None or self._source.has(name):
-            return name, None, ""
-        expert = self._expert.fullmatch(layer[2])
+            return _Place(name)
+        start, rest = layer.groups()
+        expert = self._expert.fullmatch(rest)
         if expert is None:
-            stored = f"{layer[1]}{_LAYER}{layer[2]}"
-            return (stored if self._source.has(stored) else name), None, ""
-        kind = "down_proj" if expert[2] == self._names.down else "gate_up_proj"
-        stored = f"{layer[1]}{_LAYER}experts.{kind}"
-        if not self._source.has(stored):
-            return name, None, ""
-        return stored, int(expert[1]), expert[2]
+            if rest == self._names.choice_bias:
+                rest = self._names.raw_choice_bias or rest
+            stored = f"{start}{_LAYER}{rest}"
+            return _Place(stored if self._source.has(stored) else name)
+        index, matrix, kind = expert.groups()
+        half, bias = self._halves[matrix], kind == "bias"
+        stem = "down_proj" if half is None else "gate_up_proj"
+        for prefix in (self._names.layer, _LAYER):
+            stored = f"{start}{prefix}experts.{stem}{'_bias' if bias else ''}"
+            if self._source.has(stored):
+                return _Place(stored, int(index), half, self._layout.in_out and not bias)
+        return _Place(name)

@@ -53,7 +53,8 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
     scalar, experts = SCALARS[dtype], config.traits.experts
     routing: dict[str, str] = {}
     if experts is not None:
-        routing = {"router_t": scalar, "max_experts": expert_capacity(experts.num_experts)}
+        router = "float" if experts.router_in_float32 else scalar
+        routing = {"router_t": router, "max_experts": expert_capacity(experts.num_experts)}
         if not ROUTE_TOKENS.has_variant(routing):  # route_tokens converts the logits
             routing["router_t"] = "float"
     return {

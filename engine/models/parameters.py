@@ -61,9 +61,10 @@ class Wrapper(Protocol):
 
 
 class Parameters:
-    """Creates tensors of one dtype on one device from a checkpoint of any dtype.
+    """Creates tensors on one device from a checkpoint of any dtype.
 
-    ``wrapper`` None leaves the layers as they are.
+    They have the dtype of the model unless a method is given another. ``wrapper`` None leaves the
+    layers as they are.
     """
 
     def __init__(
@@ -80,17 +81,18 @@ class Parameters:
         self._device = device
         self._wrapper = wrapper
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return one tensor of a known shape. Raises ModelError."""
-        out = self._empty(*shape)
+        out = self._empty(*shape, dtype=dtype)
         fill_shares(self._weights, name, out, name, [all_of(size) for size in shape])
         return out
 
-    def linear(self, projection: Projection) -> Linear:
+    def linear(self, projection: Projection, dtype: torch.dtype | None = None) -> Linear:
         """Return a projection. Raises ModelError."""
-        runs = groupby(self._parts(projection), lambda part: self._scheme(part.name, projection))
+        parts = self._parts(projection, dtype)
+        runs = groupby(parts, lambda part: self._scheme(part.name, projection))
         weight = join([scheme.linear(list(parts)) for scheme, parts in runs])
-        bias = self._bias(projection) if projection.bias else None
+        bias = self._bias(projection, dtype) if projection.bias else None
         return self._wrapped(projection, Linear(weight, bias))
 
     def embedding(
@@ -167,10 +169,14 @@ class Parameters:
         except ValueError as error:
             raise ModelError(f"{projection.name}: {error}") from error
 
-    def _parts(self, projection: Projection) -> Iterable[Part]:
+    def expert_biases(self, projection: Projection, num_experts: int) -> torch.Tensor:
+        """Return the biases of every expert, [num_experts, output]; ``parts`` as in ``experts``."""
+        return self._bias(projection).view(num_experts, -1)
+
+    def _parts(self, projection: Projection, dtype: torch.dtype | None = None) -> Iterable[Part]:
         for name, share in projection.parts:
             place = (self._weights, projection.name, name, share, projection.inputs)
-            yield Part(*place, self.dtype, self._device, projection.bias)
+            yield Part(*place, dtype or self.dtype, self._device, projection.bias)
 
     def _scheme(self, name: str, projection: Projection) -> Scheme:
         scheme = self._quantization.scheme(name, projection.role, self._weights)
@@ -179,9 +185,9 @@ class Parameters:
     def _wrapped(self, projection: Projection, layer: Linear) -> Linear:
         return layer if self._wrapper is None else self._wrapper.linear(projection, layer)
 
-    def _bias(self, projection: Projection) -> torch.Tensor:
+    def _bias(self, projection: Projection, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the bias; of partial sums, zeros on all ranks but the first, which adds it."""
-        bias = self._empty(projection.output_size)
+        bias = self._empty(projection.output_size, dtype=dtype)
         rows = bias.split([share.room for _, share in projection.parts])
         for (part, share), own in zip(projection.parts, rows, strict=True):
             if projection.inputs.start == 0:
@@ -191,5 +197,5 @@ class Parameters:
                 own.zero_()
         return bias
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self._device)
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self._device)

@@ -1,7 +1,9 @@
 // ids[t, :] = the top_k experts of largest choice[t, :], largest first, ties to the lower id
-// weights[t, j] = score[t, ids[t, j]] / (renormalise ? their sum + 1e-20 : 1) * factor
+// weights[t, j] = score[t, ids[t, j]] / (renormalise ? max(their sum + 1e-20, least_sum) : 1)
+//   * factor
 //   score = softmax or sigmoid of logits[t, :]; choice = score + bias. With groups of experts, only
-//   the top_groups groups, ranked by the sum of their two largest choices, are eligible.
+//   the top_groups groups are eligible, ranked by the sum of their two largest choices, or by the
+//   largest alone (by_largest).
 //
 // logits: [tokens, experts], any row stride; bias: [experts] or null; ids, weights: [tokens,
 // top_k]. experts <= MAX_EXPERTS, divisible by num_groups; top_k <= 32 and <= the experts in the
@@ -79,11 +81,11 @@ struct Two {
   }
 };
 
-// Key of group g in lane g < num_groups: the sum of its two largest choices. If a group fills
+// Key of group g in lane g < num_groups: the sum of its two largest choices, or the largest. If a group fills
 // `lanes` whole lanes, a power of two, all groups are reduced at once; if lanes is 0, any `size`
 // works.
 KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int lanes, int size,
-                              int num_groups) {
+                              int num_groups, bool by_largest) {
   uint32_t of_group = kTaken;
 #pragma unroll 1
   for (int g = 0; g < (lanes ? 1 : num_groups); ++g) {
@@ -94,7 +96,8 @@ KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int 
       if (uint32_t(first + i) < uint32_t(size)) two.take(choice[i / 4].v[i % 4]);
 #pragma unroll 1
     for (int m = 1; m < (lanes ? lanes : 32); m *= 2) two.take_lanes(m);
-    const uint32_t own = ordered(comparable(kiln::add_rn(two.first, two.second)));
+    const float more = by_largest ? 0.0f : two.second;
+    const uint32_t own = ordered(comparable(kiln::add_rn(two.first, more)));
     if (lanes) of_group = __shfl_sync(kAll, own, lane * lanes % 32);
     else if (lane == g) of_group = own;
   }
@@ -103,11 +106,11 @@ KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int 
 
 // Mark the keys of experts outside the top groups: at least top_groups groups precede theirs.
 KILN_FN void keep_groups(uint32_t (&key)[kPerLane], const Four (&choice)[kPerLane / 4], int lane,
-                         int experts, int num_groups, int top_groups) {
+                         int experts, int num_groups, int top_groups, bool by_largest) {
   const int size = experts / num_groups;
   const bool whole = size % kPerLane == 0 && (size & (size - 1)) == 0;
   const int lanes = whole ? size / kPerLane : 0;
-  const uint32_t own = key_of_group(choice, lane, lanes, size, num_groups);
+  const uint32_t own = key_of_group(choice, lane, lanes, size, num_groups, by_largest);
   int before = 0;
 #pragma unroll 1
   for (int g = 0; g < num_groups; ++g) {
@@ -143,7 +146,8 @@ KILN_FN uint32_t largest_of(const uint32_t (&key)[kPerLane]) {
 extern "C" __global__ void __launch_bounds__(128)
 route_tokens(float* weights, int32_t* ids, const ROUTER_T* logits, const float* bias,
              int64_t tokens, int64_t logits_stride, int experts, int top_k, int num_groups,
-             int top_groups, int sigmoid, int renormalise, float factor) {
+             int top_groups, int by_largest, int sigmoid, int renormalise, float least_sum,
+             float factor) {
   kiln::pdl_wait_then_trigger();
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const bool by_logit = bias == nullptr && num_groups == 1;
@@ -189,7 +193,7 @@ route_tokens(float* weights, int32_t* ids, const ROUTER_T* logits, const float* 
       own = comparable(kiln::add_rn(own, more));
       key[i] = expert < experts ? ordered(own) : kTaken;
     }
-    if (num_groups > 1) keep_groups(key, x, lane, experts, num_groups, top_groups);
+    if (num_groups > 1) keep_groups(key, x, lane, experts, num_groups, top_groups, by_largest);
     int id = 0;  // lane j: the expert chosen in round j
     uint32_t best = largest_of(key);
 #pragma unroll 1
@@ -217,7 +221,7 @@ route_tokens(float* weights, int32_t* ids, const ROUTER_T* logits, const float* 
       float sum = 0.0f;
 #pragma unroll 1
       for (int j = 0; j < top_k; ++j) sum = kiln::add_rn(sum, __shfl_sync(kAll, weight, j));
-      weight = kiln::div_rn(weight, kiln::add_rn(sum, 1e-20f));
+      weight = kiln::div_rn(weight, fmaxf(kiln::add_rn(sum, 1e-20f), least_sum));
     }
     if (lane < top_k) {
       ids[token * top_k + lane] = id;

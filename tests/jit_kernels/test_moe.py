@@ -20,11 +20,11 @@ DEEPSEEK = {"groups": (8, 4), "scoring": "sigmoid", "biased": True}
 ALL_FLOATS = st.integers(0, 2**32 - 1)
 
 
-def on_host(logits, top_k, scoring="softmax", bias=None, groups=(1, 1), renormalise=True, factor=1):
+def on_host(logits, top_k, scoring="softmax", bias=None, groups=(1, 1), **more):
     """route_tokens through the kernel's own source."""
     a = routing(
         logits, top_k, bias=bias, num_groups=groups[0], top_groups=groups[1],
-        sigmoid=scoring == "sigmoid", renormalise=renormalise, factor=float(factor),
+        sigmoid=scoring == "sigmoid", **more,
     )  # fmt: skip
     host.run(ROUTE_TOKENS, a, env=environment())
     return a.weights, a.ids
@@ -35,8 +35,8 @@ def routing(logits, top_k, **changed):
     given = {
         "weights": torch.full((logits.shape[0], top_k), float("nan")),
         "ids": torch.full((logits.shape[0], top_k), -7, dtype=torch.int32),
-        "logits": logits, "bias": None, "num_groups": 1, "top_groups": 1, "sigmoid": False,
-        "renormalise": True, "factor": 1.0,
+        "logits": logits, "bias": None, "num_groups": 1, "top_groups": 1,
+        "by_largest": False, "sigmoid": False, "renormalise": True, "least_sum": 0.0, "factor": 1.0,
     }  # fmt: skip
     return ROUTE_TOKENS.parameters.Arguments(**given | changed)
 
@@ -83,6 +83,35 @@ def test_sigmoid_routing_with_groups_is_deepseeks():
         assert torch.equal(ids.long()[clear], want_ids[clear])
         error = (weights.double() - want_weights).abs()[clear]
         assert error.max() < 1e-6
+
+
+@pytest.mark.parametrize(("groups", "experts"), [((8, 3), 160), ((20, 6), 20)])
+def test_groups_by_their_best_are_deepseek_v2s(groups, experts):
+    """Its group_limited_greedy: groups ranked by their largest score, weights as they are."""
+    torch.manual_seed(5)
+    logits = torch.randn(40, experts)
+    scores = logits.double().softmax(-1)
+    grouped = scores.view(40, groups[0], -1)
+    kept = torch.zeros(40, groups[0]).scatter_(1, grouped.amax(-1).topk(groups[1])[1], 1)
+    masked = (grouped * kept[..., None]).flatten(1)
+    want_weights, want_ids = masked.topk(6, dim=-1)
+    named = {"groups": groups, "renormalise": False, "factor": 16.0, "by_largest": True}
+    for weights, ids in (on_host(logits, 6, **named), route_tokens(logits, 6, **named)):
+        assert torch.equal(ids.long(), want_ids)
+        assert torch.allclose(weights.double(), want_weights * 16, atol=1e-6)
+
+
+def test_a_sum_of_weights_counts_as_the_least_at_least():
+    """Ernie-4.5: the choice bias picks experts whose scores are nearly zero."""
+    logits = torch.tensor([[40.0, 0.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
+    bias = torch.tensor([0.0, 9.0, 9.0, 0.0])
+    scores = logits.double().softmax(-1)[:, 1:3]
+    want = scores / scores.sum(-1, keepdim=True).clamp(min=1e-12)
+    assert want[0].sum() < 1e-4
+    named = {"bias": bias, "least_sum": 1e-12}
+    for weights, ids in (on_host(logits, 2, **named), route_tokens(logits, 2, **named)):
+        found = torch.zeros(2, 4, dtype=torch.float64).scatter_(1, ids.long(), weights.double())
+        assert torch.allclose(found[:, 1:3], want, rtol=1e-5, atol=1e-10)
 
 
 def test_nearly_every_row_of_the_test_cases_is_decidable():
@@ -186,7 +215,8 @@ def test_fp16_logits_and_strided_rows_are_taken():
         (ValueError, "want 1 to 2", {"top_k": 3, "groups": (4, 1)}),
         (ValueError, "3 groups", {"groups": (3, 1)}),
         (ValueError, "keep 5 of 4", {"groups": (4, 5)}),
-        (ValueError, "groups of 1", {"groups": (8, 8)}),
+        (ValueError, "groups of 2 or more", {"groups": (8, 8)}),
+        (ValueError, "keep 9 of 8", {"groups": (8, 9), "by_largest": True}),
         (ValueError, "softplus", {"scoring": "softplus"}),
         (ValueError, "bias is [7]", {"bias": torch.zeros(7)}),
         (TypeError, "float64", {"bias": torch.zeros(8).double()}),

@@ -6,7 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.ops.activation.functions import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from kiln.jit_kernels.ops.activation.functions import (
+    clamped_swiglu,
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    silu_and_mul,
+)
 from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
 from kiln.jit_kernels.ops.rotary.functions import apply_rotary
 from kiln.jit_kernels.ops.rotary.table import rotary_table
@@ -34,6 +39,17 @@ def test_activation_takes_any_leading_shape(function, activation, shape, dtype):
     assert result.shape == (*shape[:-1], shape[-1] // 2)
     assert result.dtype == dtype
     close(result, activation(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_clamped_swiglu_is_that_of_gpt_oss(dtype):
+    x = (torch.randn(3, 20) * 4).to(dtype)
+    x[0, 0], x[1, 11] = float("nan"), float("nan")
+    gate, up = x.double().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=2.5), up.clamp(-2.5, 2.5)
+    got, want = clamped_swiglu(x, 1.7, 2.5), (up + 1) * gate * torch.sigmoid(gate * 1.7)
+    assert torch.equal(got.isnan(), want.isnan())
+    close(got.nan_to_num(), want.nan_to_num(), dtype)
 
 
 def test_activation_writes_where_it_is_told():

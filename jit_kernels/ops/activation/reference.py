@@ -23,3 +23,11 @@ def act_and_mul_reference(activation: str, a: Arguments) -> Results:
     wide = a.x if a.x.dtype == torch.float64 else a.x.float()
     gate, up = wide.chunk(2, dim=-1)
     return {"out": (ACTIVATIONS[activation](gate) * up).to(a.x.dtype)}
+
+
+def clamped_swiglu_reference(a: Arguments) -> Results:
+    """[rows, 2d] -> [rows, d], in float32 (float64 on float64 inputs), rounded once."""
+    wide = a.x if a.x.dtype == torch.float64 else a.x.float()
+    gate, up = wide.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit)
+    return {"out": (gate * torch.sigmoid(a.alpha * gate) * (up + 1)).to(a.x.dtype)}

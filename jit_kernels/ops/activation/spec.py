@@ -1,4 +1,4 @@
-"""The specs of the gated activations: one template, a spec for each activation."""
+"""The specs of the gated activations: one template for those without arguments, and one with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from functools import partial
 
 import torch
 
-from kiln.jit_kernels.declare.parameters import Arguments, declare, derived, inputs, outputs
+from kiln.jit_kernels.declare.parameters import (
+    Arguments,
+    declare,
+    derived,
+    inputs,
+    outputs,
+    values,
+)
 from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
@@ -19,22 +26,23 @@ from kiln.jit_kernels.declare.spec import (
     Variant,
 )
 from kiln.jit_kernels.ops.activation import cases
-from kiln.jit_kernels.ops.activation.reference import ACTIVATIONS, act_and_mul_reference
+from kiln.jit_kernels.ops.activation.reference import (
+    ACTIVATIONS,
+    act_and_mul_reference,
+    clamped_swiglu_reference,
+)
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 128
 _PIECES, _PIECE_BYTES = 2, 8  # per thread, per piece: kPieces and Piece of the template
 _MAX_BLOCKS = 65535  # the limit of grid.y and grid.z
-_PARAMETERS = declare(
-    outputs("out"),
-    inputs("x"),
-    derived("int64", "rows", "d", "out_stride", "x_stride"),
-)
+_SIZES = ("rows", "d", "out_stride", "x_stride")
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def _bind(activation: str, a: Arguments) -> Bound:
+def _bind(fixed: Variant, a: Arguments) -> Bound:
     rows, d = a.out.shape
-    variant = {"scalar_t": SCALARS[a.x.dtype], "activation": activation}
+    variant = {"scalar_t": SCALARS[a.x.dtype], **fixed}
     strides = {"out_stride": a.out.stride(0), "x_stride": a.x.stride(0)}
     return Bound(variant, {"rows": rows, "d": d}, {"rows": rows, "d": d, **strides})
 
@@ -60,19 +68,40 @@ BY_ACTIVATION = {
         name=f"{activation}_and_mul",
         source="activation/act_and_mul.cu",
         entry="act_and_mul",
-        parameters=_PARAMETERS,
+        parameters=declare(outputs("out"), inputs("x"), derived("int64", *_SIZES)),
         params={"scalar_t": list(DTYPES), "activation": [activation]},
-        bind=partial(_bind, activation),
+        bind=partial(_bind, {"activation": activation}),
         geometry=_geometry,
         cost=_cost,
         reference=partial(act_and_mul_reference, activation),
         make_inputs=cases.act_and_mul_inputs,
         sizes=cases.SIZES,
         bench_sizes=cases.BENCH_SIZES,
-        tolerance={torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3},
+        tolerance=_TOLERANCE,
         paper="https://arxiv.org/abs/2002.05202",
     )
     for activation in ACTIVATIONS
 }
-SPECS = list(BY_ACTIVATION.values())
+CLAMPED_SWIGLU = KernelSpec(
+    name="clamped_swiglu",
+    source="activation/clamped_swiglu.cu",
+    entry="clamped_swiglu",
+    parameters=declare(
+        outputs("out"),
+        inputs("x"),
+        derived("int64", *_SIZES),
+        values("float", "alpha", "limit"),
+    ),
+    params={"scalar_t": list(DTYPES)},
+    bind=partial(_bind, {}),
+    geometry=_geometry,
+    cost=_cost,
+    reference=clamped_swiglu_reference,
+    make_inputs=cases.clamped_swiglu_inputs,
+    sizes=cases.SIZES,
+    bench_sizes=cases.CLAMPED_BENCH_SIZES,
+    tolerance=_TOLERANCE,
+    paper="https://arxiv.org/abs/2508.10925",
+)
+SPECS = [*BY_ACTIVATION.values(), CLAMPED_SWIGLU]
 define(SPECS)

@@ -28,6 +28,8 @@ ROUTE_SIZES = [
     _route_case(8, 120, 8, bias=1, renorm=0, hostile=1),
     _route_case(5, 64, 1, (32, 1), sigmoid=1, renorm=0),
     _route_case(9, 64, 8, (32, 4), sigmoid=1, bias=1),
+    _route_case(9, 0, 6, (8, 3), by_largest=1, hostile=1, renorm=0),
+    _route_case(9, 224, 4, (32, 6), by_largest=1, bias=1, clamped=1),
 ]
 ROUTE_BENCH_SIZES = [
     _route_case(tokens, 0, 8, (8, 4), sigmoid=1, bias=1) for tokens in (1, 16, 64, 512, 8192)
@@ -78,8 +80,10 @@ def route_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
         "bias": torch.randn(experts, device=device).mul_(0.3) if sizes["bias"] else None,
         "num_groups": sizes["groups"],
         "top_groups": sizes["top_groups"],
+        "by_largest": bool(sizes.get("by_largest")),
         "sigmoid": bool(sizes["sigmoid"]),
         "renormalise": bool(sizes["renorm"]),
+        "least_sum": 0.5 if sizes.get("clamped") else 0.0,  # more than some rows' sums
         "factor": 2.5 if sizes["sigmoid"] else 1.0,
     }
 

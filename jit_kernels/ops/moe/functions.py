@@ -10,14 +10,13 @@ import torch.nn.functional as F
 
 from kiln.jit_kernels.declare.spec import SCALARS
 from kiln.jit_kernels.ops.activation.functions import silu_and_mul
-from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.moe.reference import align_capacity
 from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS, ROUTE_TOKENS, variant_of
 from kiln.jit_kernels.ops.shared.shapes import check_shape, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32
-CALLED = (ROUTE_TOKENS, ALIGN_TOKENS, BY_ACTIVATION["silu"])  # by route_tokens and moe_experts
+CALLED = (ROUTE_TOKENS, ALIGN_TOKENS)  # by route_tokens and sum_of_experts
 
 
 GroupedProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,7 +40,7 @@ class Aligned(NamedTuple):
 
 
 @takes_arrays
-def route_tokens(
+def route_tokens(  # noqa: PLR0913 (what the routers of many families differ in)
     logits: torch.Tensor,
     top_k: int,
     scoring: str = "softmax",
@@ -49,18 +48,22 @@ def route_tokens(
     groups: tuple[int, int] = (1, 1),
     renormalise: bool = True,
     factor: float = 1.0,
+    by_largest: bool = False,
+    least_sum: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights [num_tokens, top_k] float32 and expert ids [num_tokens, top_k] int32.
 
     logits: [num_tokens, num_experts]; bias: [num_experts] float32, added to the scores for the
     choice only. ``scoring`` is "softmax" (Mixtral, Qwen) or "sigmoid" (DeepSeek-V3). ``groups`` =
     (n, kept): experts form n groups of neighbours; a group is ranked by the sum of its two largest
-    choices, and only experts of the first ``kept`` groups are eligible. The largest choice is
-    first; of equal ones, the lower id. Ids are distinct and in range for any logits: a
-    NaN counts as -inf, and an expert at -inf has weight 0. ``renormalise`` divides the weights by
-    their sum + 1e-20; ``factor`` multiplies them. Raises ValueError on a wrong
-    shape or number, TypeError on a wrong dtype.
-    Source: https://arxiv.org/abs/2412.19437 section 2.1.2
+    choices, or with ``by_largest`` by the largest alone (DeepSeek-V2), and only experts of the
+    first ``kept`` groups are eligible. The largest choice is first; of equal ones, the lower id.
+    Ids are distinct and in range for any logits: a NaN counts as -inf, and an expert at -inf has
+    weight 0. ``renormalise`` divides the weights by their sum + 1e-20, or by ``least_sum`` if that
+    is more (Ernie-4.5); ``factor`` multiplies them. Raises ValueError on a wrong shape or number,
+    TypeError on a wrong dtype.
+    Sources: https://arxiv.org/abs/2412.19437 section 2.1.2, https://arxiv.org/abs/2405.04434
+    section 2.2.2
     """
     num_groups, top_groups = groups
     if logits.dim() != 2 or logits.dtype not in SCALARS:
@@ -71,15 +74,9 @@ def route_tokens(
     tokens, experts = logits.shape
     if scoring not in ("softmax", "sigmoid"):
         raise ValueError(f"route_tokens: scoring {scoring!r}; want 'softmax' or 'sigmoid'")
-    _check_counts(experts, top_k, num_groups, top_groups)
+    _check_counts(experts, top_k, groups, by_largest)
     if bias is not None:
-        check_shape("route_tokens", "bias", bias, (experts,))
-        if bias.dtype != torch.float32 or bias.device != logits.device:
-            raise TypeError(
-                f"route_tokens: bias is {bias.dtype} on {bias.device}; want torch.float32 on "
-                f"{logits.device}"
-            )
-        bias = bias.contiguous()
+        bias = _checked_bias(bias, logits)
     if not ROUTE_TOKENS.has_variant(variant_of(logits)):
         logits = logits.float()
     if logits.stride(1) != 1:
@@ -94,14 +91,27 @@ def route_tokens(
         bias=bias,
         num_groups=num_groups,
         top_groups=top_groups,
+        by_largest=by_largest,
         sigmoid=scoring == "sigmoid",
         renormalise=renormalise,
+        least_sum=least_sum,
         factor=factor,
     )
     return weights, ids
 
 
-def _check_counts(experts: int, top_k: int, num_groups: int, top_groups: int) -> None:
+def _checked_bias(bias: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    check_shape("route_tokens", "bias", bias, logits.shape[1:])
+    if bias.dtype != torch.float32 or bias.device != logits.device:
+        raise TypeError(
+            f"route_tokens: bias is {bias.dtype} on {bias.device}; want torch.float32 on "
+            f"{logits.device}"
+        )
+    return bias.contiguous()
+
+
+def _check_counts(experts: int, top_k: int, groups: tuple[int, int], by_largest: bool) -> None:
+    num_groups, top_groups = groups
     if not 1 <= experts <= MAX_EXPERTS:
         raise ValueError(f"route_tokens: {experts} experts; want 1 to {MAX_EXPERTS}")
     if not 1 <= num_groups <= MAX_GROUPS or experts % num_groups:
@@ -110,10 +120,11 @@ def _check_counts(experts: int, top_k: int, num_groups: int, top_groups: int) ->
             f"{MAX_GROUPS}"
         )
     size = experts // num_groups
-    if not 1 <= top_groups <= num_groups or (num_groups > 1 and size < 2):
+    least = 1 if num_groups == 1 or by_largest else 2
+    if not 1 <= top_groups <= num_groups or size < least:
         raise ValueError(
             f"route_tokens: keep {top_groups} of {num_groups} groups of {size}; want 1 to "
-            f"{num_groups}, and groups of 2 or more"
+            f"{num_groups}, and groups of {least} or more"
         )
     if not 1 <= top_k <= min(MAX_TOP_K, top_groups * size):
         raise ValueError(
@@ -166,6 +177,17 @@ def moe_experts(
     return sum_of_experts(x, grouped(w1), grouped(w2), experts, weights, ids)
 
 
+def with_bias(product: GroupedProduct, bias: torch.Tensor | None) -> GroupedProduct:
+    """Return a product that adds its expert's bias [num_experts, out] to each row."""
+    if bias is None:
+        return product
+
+    def biased(rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        return product(rows, ends, experts).add_(bias[experts])
+
+    return biased
+
+
 def sum_of_experts(
     x: torch.Tensor,
     gate_up: GroupedProduct,
@@ -173,8 +195,15 @@ def sum_of_experts(
     num_experts: int,
     weights: torch.Tensor,
     ids: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,
+    *,
+    weighs_inputs: bool = False,
 ) -> torch.Tensor:
-    """Do the same with any two products; see moe_experts."""
+    """Do the same as moe_experts with any two products and any gated activation.
+
+    With ``weighs_inputs`` the weights, rounded to x's dtype, multiply an expert's input instead of
+    what it returns.
+    """
     (tokens, hidden), top_k = x.shape, ids.shape[1]
     check_shape("moe_experts", "weights", weights, ids.shape)
     check_shape("moe_experts", "ids", ids, (tokens, top_k))
@@ -185,11 +214,15 @@ def sum_of_experts(
     inside = places < ids.numel()
     pairs = places.clamp(max=ids.numel() - 1)
     rows, ends = x[pairs // top_k], aligned.expert_ends
+    if weighs_inputs:
+        rows *= weights.flatten()[pairs, None].to(x.dtype)
     of = ids.flatten()[pairs].clamp(0, num_experts - 1)  # padding may have any expert
-    middle = silu_and_mul(gate_up(rows, ends, of))
+    middle = activation(gate_up(rows, ends, of))
     parts = down(middle, ends, of)
     # Rows outside all groups are undefined, maybe NaN: multiplying by 0 would not clear them.
     parts = torch.where(inside.unsqueeze(1), parts, 0.0).float()
     back = parts.new_zeros(ids.numel() + 1, hidden).index_copy_(0, places, parts)
-    scaled = back[:-1].view(tokens, top_k, hidden) * weights.unsqueeze(2)
-    return scaled.sum(1).to(x.dtype)
+    chosen = back[:-1].view(tokens, top_k, hidden)
+    if not weighs_inputs:
+        chosen = chosen * weights.unsqueeze(2)
+    return chosen.sum(1).to(x.dtype)

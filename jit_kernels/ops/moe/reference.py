@@ -15,7 +15,7 @@ def route_reference(a: Arguments) -> Results:
     scores, choice = scores_and_choice(a)
     outside = torch.zeros_like(choice, dtype=torch.bool)
     if a.num_groups > 1:
-        outside = outside_groups(group_sums(choice, a.num_groups), a)
+        outside = outside_groups(group_ranks(choice, a), a)
     by_choice = torch.sort(choice, dim=1, descending=True, stable=True).indices
     inside_first = torch.sort(outside.gather(1, by_choice).int(), dim=1, stable=True).indices
     ids = by_choice.gather(1, inside_first)[:, : a.ids.shape[1]].to(torch.int32)
@@ -38,17 +38,17 @@ def scores_and_choice(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     return scores, torch.where(choice.isnan(), -torch.inf, choice)
 
 
-def group_sums(choice: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Return the sum of each group's two largest choices, [tokens, num_groups]."""
-    grouped = choice.unflatten(1, (num_groups, -1))
-    sums = grouped.topk(2, dim=2).values.sum(2)
-    return torch.where(sums.isnan(), -torch.inf, sums)
+def group_ranks(choice: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """Return what ranks each group, [tokens, num_groups]: its two largest choices, or the first."""
+    grouped = choice.unflatten(1, (a.num_groups, -1))
+    ranks = grouped.topk(1 if a.by_largest else 2, dim=2).values.sum(2)
+    return torch.where(ranks.isnan(), -torch.inf, ranks)
 
 
-def outside_groups(sums: torch.Tensor, a: Arguments) -> torch.Tensor:
-    """Return a mask of the experts outside the groups with the largest sums, [tokens, experts]."""
-    best = torch.sort(sums, dim=1, descending=True, stable=True).indices[:, : a.top_groups]
-    dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, best, False)
+def outside_groups(ranks: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """Return a mask of the experts outside the groups with the largest ranks, [tokens, experts]."""
+    best = torch.sort(ranks, dim=1, descending=True, stable=True).indices[:, : a.top_groups]
+    dropped = torch.ones_like(ranks, dtype=torch.bool).scatter_(1, best, False)
     return dropped.repeat_interleave(a.logits.shape[1] // a.num_groups, dim=1)
 
 
@@ -56,7 +56,7 @@ def weights_of(scores: torch.Tensor, a: Arguments) -> torch.Tensor:
     """Return the weights of the experts ``a.ids``."""
     chosen = scores.gather(1, a.ids.long())
     if a.renormalise:
-        chosen = chosen / (chosen.sum(1, keepdim=True) + 1e-20)
+        chosen = chosen / (chosen.sum(1, keepdim=True) + 1e-20).clamp(min=a.least_sum)
     return chosen.mul(a.factor)
 
 

@@ -7,7 +7,7 @@ import torch
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.moe.reference import (
-    group_sums,
+    group_ranks,
     outside_groups,
     scores_and_choice,
     weights_of,
@@ -56,9 +56,9 @@ def decidable_rows(choice: torch.Tensor, a: Arguments) -> torch.Tensor:
     """
     decidable = torch.ones(choice.shape[0], dtype=torch.bool, device=choice.device)
     if a.num_groups > 1:
-        sums = group_sums(choice, a.num_groups)
-        decidable &= _distinct(sums, a.top_groups)
-        choice = choice.masked_fill(outside_groups(sums, a), -torch.inf)
+        ranks = group_ranks(choice, a)
+        decidable &= _distinct(ranks, a.top_groups)
+        choice = choice.masked_fill(outside_groups(ranks, a), -torch.inf)
     return decidable & _distinct(choice, a.ids.shape[1])
 
 

@@ -17,9 +17,10 @@ _CHUNK = 512
 
 @triton.jit
 def _route(  # noqa: PLR0913
-    weights, ids, logits, bias, logits_stride, experts, num_groups, top_groups, factor,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, SLOTS: tl.constexpr,
+    weights, ids, logits, bias, logits_stride, experts, num_groups, top_groups, least_sum,
+    factor, TOP_K: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BY_LARGEST: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     every = tl.arange(0, BLOCK)
@@ -44,18 +45,19 @@ def _route(  # noqa: PLR0913
     if GROUPS > 1:
         size = experts // num_groups
         groups = tl.arange(0, GROUPS)
-        sums = tl.full((GROUPS,), lowest, tl.float32)
+        ranks = tl.full((GROUPS,), lowest, tl.float32)
         for g in range(num_groups):
             mine = tl.where(every // size == g, choice, lowest)
-            first = tl.max(mine, 0)
-            at = tl.min(tl.where((every // size == g) & (mine == first), every, BLOCK), 0)
-            two = first + tl.max(tl.where(every == at, lowest, mine), 0)
-            sums = tl.where(groups == g, tl.where(two == two, two, lowest), sums)
+            rank = tl.max(mine, 0)
+            if not BY_LARGEST:
+                at = tl.min(tl.where((every // size == g) & (mine == rank), every, BLOCK), 0)
+                rank = rank + tl.max(tl.where(every == at, lowest, mine), 0)
+            ranks = tl.where(groups == g, tl.where(rank == rank, rank, lowest), ranks)
         waiting = groups < num_groups
         left = every < 0
         for _ in range(top_groups):
-            best = tl.max(tl.where(waiting, sums, lowest), 0)
-            g = tl.min(tl.where(waiting & (sums == best), groups, GROUPS), 0)
+            best = tl.max(tl.where(waiting, ranks, lowest), 0)
+            g = tl.min(tl.where(waiting & (ranks == best), groups, GROUPS), 0)
             waiting = waiting & (groups != g)
             left = left | (valid & (every // size == g))
     slots = tl.arange(0, SLOTS)
@@ -68,7 +70,7 @@ def _route(  # noqa: PLR0913
         chosen = tl.where(slots == j, expert, chosen)
         weight = tl.where(slots == j, tl.sum(tl.where(every == expert, score, 0.0), 0), weight)
     if RENORMALISE:
-        weight = weight / (tl.sum(weight, 0) + 1e-20)
+        weight = weight / tl.maximum(tl.sum(weight, 0) + 1e-20, least_sum)
     out = token * TOP_K + slots
     tl.store(ids + out, chosen, mask=slots < TOP_K)
     tl.store(weights + out, weight * factor, mask=slots < TOP_K)
@@ -123,8 +125,8 @@ def route_tokens(a: Arguments) -> None:
     top_k, biased = a.ids.shape[1], a.bias is not None
     _route[(tokens,)](
         a.weights, a.ids, a.logits, a.bias if biased else a.logits, a.logits.stride(0), experts,
-        a.num_groups, a.top_groups, a.factor, top_k, triton.next_power_of_2(experts),
-        triton.next_power_of_2(a.num_groups), biased, a.sigmoid, a.renormalise,
+        a.num_groups, a.top_groups, a.least_sum, a.factor, top_k, triton.next_power_of_2(experts),
+        triton.next_power_of_2(a.num_groups), biased, a.by_largest, a.sigmoid, a.renormalise,
         triton.next_power_of_2(top_k),
     )  # fmt: skip
 

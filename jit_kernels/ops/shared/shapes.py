@@ -13,7 +13,7 @@ from kiln.jit_kernels.declare.spec import SCALARS
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
-_OURS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)})
+_OURS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, tuple, type(None)})
 
 
 def takes_arrays(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

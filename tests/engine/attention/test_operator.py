@@ -51,10 +51,14 @@ def test_it_mutates_what_it_declares_and_traces(norms, index):
         torch.library.opcheck(torch.ops.kiln.attention.default, arguments)
 
 
-def test_so_does_that_of_experts():
+@pytest.mark.parametrize("biases", [(None, None), (torch.randn(5, 16), torch.randn(5, 8))])
+def test_so_do_those_of_routers_and_experts(biases):
+    arguments = (torch.randn(7, 5), None, 2, "softmax", [1, 1], False, True, 0.0, 1.0)
+    torch.library.opcheck(torch.ops.kiln.route.default, arguments)
+    weights, ids = torch.ops.kiln.route(*arguments)
     gate_up, down = DenseWeight(torch.randn(5, 16, 8)), DenseWeight(torch.randn(5, 8, 8))
-    weights = (gate_up.tensors, gate_up.form, down.tensors, down.form)
-    arguments = (torch.randn(7, 8), torch.randn(7, 5), *weights, 2, True)
+    products = (gate_up.tensors, gate_up.form, biases[0], down.tensors, down.form, biases[1])
+    arguments = (torch.randn(7, 8), weights, ids, *products, 5, "silu", [], False)
     torch.library.opcheck(torch.ops.kiln.moe.default, arguments)
 
 

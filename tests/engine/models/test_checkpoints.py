@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from kiln import LLM, SamplingParams
 from kiln.engine.errors import ModelError
-from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.router import Router
 from kiln.engine.models.build import Builder
 from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.fused_experts import FusedExperts
@@ -133,8 +133,8 @@ def test_fused_experts_are_the_same_as_single_ones(save, tmp_path, family):
     for one, other in zip(single.blocks, fused.blocks, strict=True):
         for name in ("gate_up", "down", "router") if hasattr(one.mlp, "router") else ():
             ours, theirs = getattr(other.mlp, name), getattr(one.mlp, name)
-            if isinstance(ours, Linear):
-                ours, theirs = ours.weight, theirs.weight
+            if isinstance(ours, Router):
+                ours, theirs = ours.linear.weight, theirs.linear.weight
             assert torch.equal(ours.values, theirs.values)
 
 

@@ -77,7 +77,7 @@ def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
         if hasattr(theirs, name):
             assert getattr(config.traits, ours) == getattr(theirs, name)
     if config.traits.experts is not None and hasattr(theirs, "norm_topk_prob"):
-        assert config.traits.experts.renormalise == theirs.norm_topk_prob
+        assert config.traits.experts.routing.renormalise == theirs.norm_topk_prob
 
 
 def test_null_counts_as_absent(read):
@@ -276,18 +276,22 @@ def test_a_mixture_of_experts_says_which_layers_have_them(read):
     assert read("Mixtral", **MIXTRAL).windows == (None, None, None)
     experts = mixtral.traits.experts
     assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (8, 2, 96)
-    assert (experts.layers, experts.renormalise, experts.shared_size) == ((True,) * 3, True, 0)
+    assert (experts.layers, experts.routing.renormalise, experts.shared_size) == (
+        (True,) * 3,
+        True,
+        0,
+    )
 
     qwen = read("Qwen3Moe", **QWEN, decoder_sparse_step=2, mlp_only_layers=[5]).traits
     assert qwen.qk_norm
-    assert (qwen.experts.layers, qwen.experts.renormalise) == ((False, True, False), False)
+    assert (qwen.experts.layers, qwen.experts.routing.renormalise) == ((False, True, False), False)
     assert qwen.experts.intermediate_size == 24
     assert read("Qwen3Moe", **QWEN, mlp_only_layers=[1]).traits.experts.layers == (
         True,
         False,
         True,
     )
-    assert read("Qwen3Moe", **QWEN, norm_topk_prob=True).traits.experts.renormalise
+    assert read("Qwen3Moe", **QWEN, norm_topk_prob=True).traits.experts.routing.renormalise
     old = read("Qwen2Moe", **QWEN, shared_expert_intermediate_size=40, sliding_window=0).traits
     assert (old.qkv_bias, old.experts.shared_size, old.windows) == (True, 40, ())
 
@@ -324,7 +328,7 @@ def test_a_model_needs_the_attention_kernels_of_its_soft_caps(read):
         ("Mixtral", {"num_local_experts": 8}, "num_experts_per_tok is missing"),
         ("Mixtral", {**MIXTRAL, "num_local_experts": 513}, "is 513, want at most 512"),
         ("Mixtral", {**MIXTRAL, "num_experts_per_tok": 9}, "is 9, want at most 8"),
-        ("Mixtral", {**MIXTRAL, "hidden_act": "gelu"}, "'gelu', experts support only"),
+        ("Mixtral", {**MIXTRAL, "hidden_act": "relu2"}, "'relu2', Kiln supports silu, gelu,"),
         ("Qwen3Moe", {**QWEN, "num_experts_per_tok": 33}, "is 33, want at most 32"),
         (
             "Qwen3Moe",

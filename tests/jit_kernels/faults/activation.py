@@ -1,12 +1,14 @@
 """Faults planted in the activation kernels; see test_faults.py."""
 
-_GATED = "kiln/rows/gated.cuh"
+_GATED, _PIECES = "kiln/rows/gated.cuh", "activation/pieces.cuh"
 _FLOAT = {"scalar_t": "float"}
 _SMALL = [{"rows": 5, "d": 256, "gap": 8}]
+_CLAMPED = {"kernel": "clamped_swiglu", "sizes": _SMALL}
 
 FAULTS = [
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "misaligned vectors",
         "old": "uint32_t(d) | uint32_t(x_stride) | uint32_t(out_stride)",
         "new": "uint32_t(d)",
@@ -14,20 +16,23 @@ FAULTS = [
     },
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "dropped last piece",
-        "old": "if (first < size) kiln::store_words",
-        "new": "if (first + Piece::kSize < size) kiln::store_words",
+        "old": "if (first < size) store_words",
+        "new": "if (first + Piece<T>::kSize < size) store_words",
         "sizes": _SMALL,
     },
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "dropped tail",
-        "old": "i < first + Piece::kSize && i < d;",
-        "new": "i < first + Piece::kSize && i < d - 1;",
+        "old": "i < first + Piece<T>::kSize && i < d;",
+        "new": "i < first + Piece<T>::kSize && i < d - 1;",
         "sizes": [{"rows": 3, "d": 7, "gap": 0}],
     },
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "columns written by every block",
         "old": "blockIdx.x * kPieces",
         "new": "0 * kPieces",
@@ -35,6 +40,7 @@ FAULTS = [
     },
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "half of the columns",
         "old": "constexpr int kPieces = 2;",
         "new": "constexpr int kPieces = 1;",
@@ -42,6 +48,7 @@ FAULTS = [
     },
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "one row of each block",
         "old": "int64_t(block) * blockDim.y + threadIdx.y",
         "new": "int64_t(block) * blockDim.y",
@@ -49,6 +56,7 @@ FAULTS = [
     },
     {
         "kernel": "silu_and_mul",
+        "header": _PIECES,
         "name": "gate taken for up",
         "old": "*u = g + size;",
         "new": "*u = g;",
@@ -80,4 +88,34 @@ FAULTS = [
         "needs": _FLOAT,
         "sizes": _SMALL,
     },
-]
+    _CLAMPED | {
+        "name": "the gate not clamped",
+        "old": "gate > limit ? limit : gate",
+        "new": "gate",
+    },
+    _CLAMPED | {
+        "name": "the gate clamped below too",
+        "old": "gate > limit ? limit : gate",
+        "new": "gate > limit ? limit : gate < -limit ? -limit : gate",
+    },
+    _CLAMPED | {
+        "name": "up not clamped below",
+        "old": "up < -limit ? -limit : up",
+        "new": "up",
+    },
+    _CLAMPED | {
+        "name": "up not clamped above",
+        "old": "low > limit ? limit : low",
+        "new": "low",
+    },
+    _CLAMPED | {
+        "name": "the factor forgotten",
+        "old": "kiln::sigmoid(kiln::mul_rn(alpha, g))",
+        "new": "kiln::sigmoid(g)",
+    },
+    _CLAMPED | {
+        "name": "the one forgotten",
+        "old": "kiln::add_rn(u, 1.0f)",
+        "new": "u",
+    },
+]  # fmt: skip

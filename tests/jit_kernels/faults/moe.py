@@ -36,6 +36,21 @@ FAULTS = [
         "new": "{}",
     },
     _ROUTE | {
+        "name": "groups always ranked by two",
+        "old": "by_largest ? 0.0f : two.second",
+        "new": "two.second",
+    },
+    _ROUTE | {
+        "name": "groups always ranked by one",
+        "old": "by_largest ? 0.0f : two.second",
+        "new": "0.0f",
+    },
+    _ROUTE | {
+        "name": "the least sum forgotten",
+        "old": "fmaxf(kiln::add_rn(sum, 1e-20f), least_sum)",
+        "new": "kiln::add_rn(sum, 1e-20f)",
+    },
+    _ROUTE | {
         "name": "half of the warp not compared",
         "old": "int m = 16; m; m >>= 1",
         "new": "int m = 8; m; m >>= 1",
