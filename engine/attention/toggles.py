@@ -14,8 +14,8 @@ ATTENTION_FAMILIES = ("attention_decode", "attention_prefill")
 def kernels_can_attend(needs: Needs, block_size: int) -> bool:
     """Return whether paged kernels support a model; if not, torch's operations run it.
 
-    They support some dtypes and head_dims, and blocks of 16 tokens. Raises ConfigError if a toggle
-    asks for a kernel that does not support the model.
+    They support some dtypes and head_dims, with a soft cap fewer of them, and blocks of 16 tokens.
+    Raises ConfigError if a toggle asks for a kernel that does not support the model.
     """
     can = True
     for spec in operators():
@@ -32,8 +32,9 @@ def kernels_can_attend(needs: Needs, block_size: int) -> bool:
                 f"{KV_BLOCK} tokens only; set block_size to {KV_BLOCK}, or unset {name}"
             )
         if lacking:
+            told = ", ".join(f"{part} {value}" for part, value in lacking[0].items())
             raise ConfigError(
-                f"{name}={toggle}: there is no such kernel for this model's dtype and head_dim; "
-                f"choose another dtype, or unset {name}"
+                f"{name}={toggle}: there is no such kernel for this model's dtype, head_dim and "
+                f"soft cap ({told}); choose another dtype, or unset {name}"
             )
     return can

@@ -176,7 +176,7 @@ def _choose_kernels(
     decisions = decide(called_kernels(config, model, device, needs), device, needs, report)
     kernels = dict(decisions.summary())
     if not {*ATTENTION_FAMILIES} <= kernels.keys():
-        no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
+        no_kernel = "torch: there is no kernel for this dtype, head_dim, soft cap and block_size"
         kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
     kernels |= sum_by_kernels(group, device, dtype)
     return decisions, kernels, decisions.run_kernels(*ATTENTION_FAMILIES)

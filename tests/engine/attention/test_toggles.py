@@ -35,7 +35,8 @@ def test_a_kernel_that_cannot_serve_the_model_is_refused(check, family, kernel):
     assert check(environ, {}, 16)
     with pytest.raises(ConfigError, match=rf"block_size=32: KILN_{family}={kernel} asks for"):
         check(environ, {}, 32)
-    with pytest.raises(ConfigError, match=rf"KILN_{family}={kernel}: .* dtype and head_dim"):
+    says = rf"KILN_{family}={kernel}: .* head_dim and soft cap \(scalar_t float, head_tile 64\)"
+    with pytest.raises(ConfigError, match=says):
         check(environ, {"scalar_t": "float"}, 16)
 
 
@@ -45,6 +46,21 @@ def test_other_toggles_leave_it_to_torch(check, environ):
     assert not check(environ, {}, 32)
     assert not check(environ, {"scalar_t": "float"}, 16)
     assert not check(environ, {"head_tile": "24"}, 16)
+
+
+@pytest.mark.parametrize(
+    ("needs", "wanted"),
+    [
+        ({"soft_cap": ["true"], "head_tile": "128"}, True),
+        ({"soft_cap": ["false", "true"], "head_tile": "256"}, True),
+        ({"soft_cap": ["true"], "head_tile": "128", "kv_t": "kiln::e4m3"}, True),
+        ({"soft_cap": ["false"]}, True),
+        ({"soft_cap": ["false", "true"]}, False),  # with heads of 64
+        ({"soft_cap": ["true"], "head_tile": "128", "scalar_t": "kiln::fp16"}, False),
+    ],
+)
+def test_a_soft_cap_needs_kernels_that_have_one(check, needs, wanted):
+    assert check({}, needs, 16) is wanted
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,15 @@ def test_the_parts_of_a_projection_lie_in_their_order(built, made):
         assert torch.equal(own, wanted)
     assert qkv.bias.shape == (64,)
     assert qkv.weight.values.dtype == torch.bfloat16
+
+
+def test_every_attention_layer_has_the_soft_cap_of_its_traits(tmp_path, small_config):
+    (tmp_path / "config.json").write_text(json.dumps(small_config("LlamaForCausalLM")))
+    family, config = read_model(tmp_path)
+    config = replace(config, traits=replace(config.traits, soft_cap=30.0))
+    builder = Builder(config, DummyWeights(0, torch.float32), 64, torch.bfloat16, CPU)
+    layers = family.build(builder, lambda done: None).attention_layers
+    assert [layer.soft_cap for layer in layers] == [30.0] * config.num_layers
 
 
 @pytest.mark.parametrize(("world", "heads", "kv_heads"), [(2, 2, 1), (4, 1, 1)])
