@@ -20,7 +20,18 @@ from kiln.jit_kernels.ops.attention_prefill.tiles import is_prefill
 from kiln.jit_kernels.toolchains import host
 
 # (keys, query tokens): borders of most chunks below are inside a KV block, a tile and the tokens.
-DECODES = [(1, 1), (7, 3), (0, 0), (34, 16), (64, 1), (65, 2), (130, 16), (520, 1), (300, 9)]
+DECODES = [
+    (1, 1),
+    (0, 1),
+    (7, 3),
+    (0, 0),
+    (34, 16),
+    (64, 1),
+    (65, 2),
+    (130, 16),
+    (520, 1),
+    (300, 9),
+]
 PREFILLS = [(17, 17), (70, 40), (200, 130), (333, 64), (9, 18)]
 E4M3 = torch.float8_e4m3fn
 
