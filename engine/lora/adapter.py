@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import AdapterError, ModelError
 from kiln.engine.lora.adapter_config import AdapterConfig, read_adapter_config
-from kiln.engine.lora.base_weights import BaseWeights
+from kiln.engine.lora.base_weights import first_difference
 from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.lora.tensor_names import Role, split_name
 
@@ -25,9 +25,9 @@ _SHOWN = 3  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class LoRAPair:
-    """What an adapter adds to one part: ``scale * b @ a @ x``.
+    """What an adapter adds to one part on all ranks: ``scale * b @ a @ x``.
 
-    a: [rank, input_size], for an embedding [rank, vocab_size]; b: [output_size, rank].
+    a: [rank, inputs], for an embedding [rank, vocab_size]; b: [outputs, rank].
     """
 
     a: torch.Tensor
@@ -55,12 +55,11 @@ def read_adapter(
     dtype: torch.dtype,
     *,
     max_rank: int | None = None,
-    base: BaseWeights | None = None,
 ) -> Adapter:
     """Read an adapter for a model, with its tensors in ``dtype`` on the CPU.
 
     A larger rank than ``max_rank`` is refused before its tensors are read. Copies of base weights
-    must equal those of ``base``, which None takes from ``sites``.
+    must equal those of ``sites``, of which a rank may have a share.
     Raises AdapterError, which names the adapter and the key or tensor: a file is missing or
     damaged, a key or tensor is not supported, or a tensor does not fit config or model.
     """
@@ -69,10 +68,9 @@ def read_adapter(
             raise ModelError(f"{folder} is not a folder: give one with {WEIGHTS_FILE}")
         config = read_adapter_config(folder, [part.name for part in sites.parts])
         with _opened(folder) as file:
-            base = BaseWeights(sites.all) if base is None else base
             parts = {part.name: (part, site) for site in sites.all for part in site.parts}
             path, refused = folder / WEIGHTS_FILE, sites.refused
-            reader = _Reader(path, file, config, parts, refused, dtype, max_rank, base)
+            reader = _Reader(path, file, config, parts, refused, dtype, max_rank)
             return Adapter(name, reader.pairs())
     except (ModelError, OSError) as error:
         raise AdapterError(f"LoRA adapter {name!r}: {error}") from error
@@ -89,7 +87,6 @@ class _Reader:
     refused: Mapping[str, str]
     dtype: torch.dtype
     max_rank: int | None
-    base: BaseWeights
 
     def pairs(self) -> dict[int, LoRAPair]:
         """Return the pairs of all modules."""
@@ -136,9 +133,9 @@ class _Reader:
 
     def _check_copy(self, name: str, part: Part, site: Site) -> None:
         """Check that a copy of a base weight is the model's, which is used."""
-        shape = (part.output_size, part.input_size)
+        shape = part.whole_size
         self._check(name, shape[::-1] if site.kind is Kind.EMBEDDING else shape, "the model's is")
-        row = self.base.first_difference(site, part, self.file.get_slice(name))
+        row = first_difference(site, part, self.file.get_slice(name))
         if row is not None:
             raise ModelError(
                 f"{self.path}: tensor {name} is a copy of {part.name} that differs from the "
@@ -169,9 +166,10 @@ class _Reader:
             )
         says = f"the model and rank {rank} of adapter_config.json imply"
         a, b = (names[role] for role in roles)
+        outputs, inputs = part.whole_size
         return LoRAPair(
-            self._tensor(a, (rank, part.input_size), says),
-            self._tensor(b, (part.output_size, rank), says),
+            self._tensor(a, (rank, inputs), says),
+            self._tensor(b, (outputs, rank), says),
             self.config.scale(part.name),
         )
 

@@ -7,6 +7,15 @@ each other, so that one product computes all of them. Else each begins at a mult
 
     A of a projection    [rank, input_size]         A of the embedding    [vocab_size, rank]
     B                    [rank, output_size]
+
+With tensor parallelism a process keeps what belongs to its part of each layer:
+
+    layer                          A                    B
+    q, k, v, gate, up, LM head     whole                its outputs
+    o, down, embedding             its inputs           whole
+    others                         whole                whole
+
+Where A is split, each process adds a partial sum. The all-reduce of the layer adds these up too.
 """
 
 from __future__ import annotations
@@ -48,7 +57,10 @@ class PackedAdapter:
 
 
 def pack(adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype) -> PackedAdapter:
-    """Return an adapter in one tensor, with zeros where a rank's layer is larger than its share."""
+    """Return this process's share of an adapter in one tensor.
+
+    ``adapter`` has all of A and B. Where a layer is larger than its share there are zeros.
+    """
     align = ALIGNMENT // dtype.itemsize
     places: list[tuple[Site, Part, LoRAPair]] = []
     pairs: list[PackedPair] = []
@@ -67,18 +79,20 @@ def pack(adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype) -> PackedA
         end = _aligned(end, align)
     values = torch.zeros(end, dtype=dtype)
     for (site, part, pair), at in zip(places, pairs, strict=True):
-        if site.kind is Kind.EMBEDDING:
-            _write(values[at.a :], site.input_size, pair.rank, pair.a.T)
-        else:
-            _write(values[at.a :], pair.rank, site.input_size, pair.a)
-        _write(values[at.b :], pair.rank, part.output_size, pair.b.T)
+        _fill(values, at, site.kind, part, pair)
     return PackedAdapter(adapter.name, tuple(pairs), values)
+
+
+def _fill(values: torch.Tensor, at: PackedPair, kind: Kind, part: Part, pair: LoRAPair) -> None:
+    """Write the process's share of a pair to its place."""
+    a = values[at.a : at.a + pair.rank * part.input_size]
+    a = a.view(-1, pair.rank).T if kind is Kind.EMBEDDING else a.view(pair.rank, -1)
+    a[:, : part.inputs.size] = pair.a[:, part.inputs.place]
+    b = values[at.b : at.b + pair.rank * part.output_size].view(pair.rank, -1)
+    runs = b.split([share.room for share in part.outputs], dim=1)
+    for share, own in zip(part.outputs, runs, strict=True):
+        own[:, : share.size] = pair.b[share.place].T
 
 
 def _aligned(end: int, align: int) -> int:
     return -(-end // align) * align
-
-
-def _write(place: torch.Tensor, rows: int, columns: int, tensor: torch.Tensor) -> None:
-    own = place[: rows * columns].view(rows, columns)
-    own[: tensor.shape[0], : tensor.shape[1]] = tensor

@@ -14,7 +14,6 @@ from kiln.engine.lora.batch_info import LoRABatchInfo
 from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.lora.operators import lora_step
 from kiln.engine.lora.pool import AdapterPool
-from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Kind, Site, Sites
 from kiln.engine.lora.store import RankStore
 from kiln.engine.models.loader import Progress
@@ -139,15 +138,14 @@ def load_adapters(
     device: torch.device,
     progress: Progress,
     make_backend: MakeBackend,
-    shard: AdapterShard | None = None,
 ) -> Adapters:
     """Load the adapters of a config, and take the memory of the pool.
 
     ``sites``: those of the model that was built. ``make_backend`` returns what computes the
-    adapters' parts. ``shard``: what this rank keeps; None: everything.
+    adapters' parts.
     Raises AdapterError, or ConfigError.
     """
-    store = RankStore(config, sites, dtype, device, progress, shard)
+    store = RankStore(config, sites, dtype, device, progress)
     backend = make_backend(store.pool, sites.all)
     if isinstance(backend, KernelLoRA):
         backend.reserve_rank(config.max_lora_rank or 0)

@@ -5,9 +5,10 @@ There its layers are replaced by ones that add what the adapters of a step's req
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 
 import torch
 
@@ -16,6 +17,7 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.lora.operators import lora_embedding, lora_linear
 from kiln.engine.models.parameters import Projection
+from kiln.engine.models.split import Share, all_of
 
 
 class Kind(Enum):
@@ -43,22 +45,40 @@ class Part:
     """One layer of the checkpoint, with its own A, B, rank and scale in each adapter.
 
     ``row`` is its row in the tables of the adapter pool. ``name`` is the checkpoint's, such as
-    "model.layers.0.self_attn.q_proj". Its outputs begin at ``output_start`` of its site's.
+    "model.layers.0.self_attn.q_proj". This rank has the ``inputs`` and ``outputs`` of it: of a
+    layer that holds q, k and v, or gate and up, the rank may have several runs of outputs. They
+    begin at ``output_start`` of its site's.
     """
 
     row: int
     name: str
-    input_size: int
+    inputs: Share
     output_start: int
-    output_size: int
+    outputs: tuple[Share, ...]
+
+    @property
+    def input_size(self) -> int:
+        """The number of inputs on this rank."""
+        return self.inputs.room
+
+    @property
+    def output_size(self) -> int:
+        """The number of outputs on this rank."""
+        return sum(share.room for share in self.outputs)
+
+    @property
+    def whole_size(self) -> tuple[int, int]:
+        """The number of outputs and of inputs on all ranks."""
+        return self.outputs[0].whole, self.inputs.whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """A layer of Kiln's: one part, or several that read the same input.
 
-    For an embedding ``input_size`` is the vocabulary. ``rows``: [num_parts] int32 on the model's
-    device, the rows of the parts in the tables of the adapter pool; its address tells the site.
+    For an embedding ``input_size`` is the rank's vocabulary. ``rows``: [num_parts] int32 on the
+    model's device, the rows of the parts in the tables of the adapter pool; its address tells the
+    site.
     ``weight``: the layer's own, an embedding's as [vocabulary, hidden_size].
     """
 
@@ -118,24 +138,26 @@ class Sites:
         if kind is None:
             self.refused.update(dict.fromkeys((name for name, _ in projection.parts), "a router"))
             return layer
-        sizes = {name: share.room for name, share in projection.parts}
-        site = self._add(kind, projection.inputs.room, sizes, layer.weight)
+        site = self._add(kind, projection.inputs, projection.parts, layer.weight)
         return LoRALinear(layer.weight, layer.bias, rows=site.rows)
 
-    def embedding(self, name: str, layer: Embedding) -> Embedding:
+    def embedding(self, name: str, vocabulary: Share, layer: Embedding) -> Embedding:
         """Return an embedding that adds the adapters' parts; ``name`` is the checkpoint's."""
-        vocab_size, hidden_size = layer.weight.shape
-        weight = DenseWeight(layer.weight)
-        site = self._add(Kind.EMBEDDING, vocab_size, {name: hidden_size}, weight)
+        num_rows, hidden_size = layer.weight.shape
+        parts, weight = ((name, all_of(hidden_size)),), DenseWeight(layer.weight)
+        site = self._add(Kind.EMBEDDING, vocabulary._replace(room=num_rows), parts, weight)
         return LoRAEmbedding(layer.weight, rows=site.rows)
 
-    def _add(self, kind: Kind, input_size: int, sizes: Mapping[str, int], weight: Weight) -> Site:
-        made, start = [], 0
-        for name, size in sizes.items():
-            made.append(Part(self._num_parts, name, input_size, start, size))
+    def _add(
+        self, kind: Kind, inputs: Share, parts: Sequence[tuple[str, Share]], weight: Weight
+    ) -> Site:
+        made, start = list[Part](), 0
+        for name, runs in groupby(parts, lambda part: part[0]):
+            outputs = tuple(share for _, share in runs)
+            made.append(Part(self._num_parts, name, inputs, start, outputs))
             self._num_parts += 1
-            start += size
+            start += made[-1].output_size
         rows = torch.tensor([one.row for one in made], dtype=torch.int32, device=weight.device)
-        site = Site(kind, input_size, tuple(made), rows, weight)
+        site = Site(kind, inputs.room, tuple(made), rows, weight)
         self.all.append(site)
         return site

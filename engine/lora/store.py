@@ -12,12 +12,10 @@ from kiln.engine.config import LoRAConfig
 from kiln.engine.errors import AdapterError, AdapterPathError, ConfigError
 from kiln.engine.lora.adapter import WEIGHTS_FILE, read_adapter
 from kiln.engine.lora.adapter_config import CONFIG_FILE
-from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.copying import Copier
 from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
-from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.loader import Progress
 from kiln.engine.requests.adapter_job import AdapterInfo
@@ -31,8 +29,7 @@ _LEAST_BYTES = _GIB  # of the pool, if adapters can be loaded while serving
 class RankStore:
     """The AdapterStore of one rank: it copies adapters to the rank's pool.
 
-    One thread calls it, except for ``read``. ``sites``: those of the model that was built.
-    ``shard``: what this rank keeps of each adapter; None: everything.
+    One thread calls it, except for ``read``. ``sites``: those of the rank's model.
     Raises AdapterError for an adapter of the config, ConfigError for another setting.
     """
 
@@ -43,10 +40,8 @@ class RankStore:
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress,
-        shard: AdapterShard | None = None,
     ) -> None:
         self._config = config
-        self._shard = shard
         self._sites = sites
         self._dtype = dtype
         self._root = None if config.root is None else _folder(config.root)
@@ -114,12 +109,7 @@ class RankStore:
 
     def _read(self, name: str, folder: Path) -> PackedAdapter:
         most = self._config.max_lora_rank
-        if self._shard is None:
-            adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
-        else:
-            whole, base = self._shard.sites, BaseWeights(self._sites.all, self._shard.places)
-            adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most, base=base)
-            adapter = self._shard(adapter)
+        adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
         return pack(adapter, self._sites.all, self._dtype)
 
     def _inside_root(self, name: str, path: str) -> Path:

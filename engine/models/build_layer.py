@@ -18,7 +18,7 @@ from kiln.engine.models.build_experts import ExpertBuilder
 from kiln.engine.models.hf_config import QKNorm, Traits
 from kiln.engine.models.kv_scales import read_kv_scales
 from kiln.engine.models.parameters import Projection
-from kiln.engine.models.split import Share
+from kiln.engine.models.split import Share, stacked
 
 Layer = Callable[..., Sum]
 
@@ -44,8 +44,11 @@ class LayerBuilder:
         """Build a norm of the residual stream, to which it adds what the layer before returned."""
         return self._build.stream_norm(self._prefix + name)
 
-    def attention(self, name: str = "self_attn") -> Layer:
-        """Build the self-attention: (positions, x) -> what it adds."""
+    def attention(self, name: str = "self_attn", *, fused: str = "") -> Layer:
+        """Build the self-attention: (positions, x) -> what it adds.
+
+        ``fused``: the layer that the checkpoint has in the place of q_proj, k_proj and v_proj.
+        """
         prefix, build, whole = f"{self._prefix}{name}.", self._build, self._build.config.attention
         heads = build.split.equal(whole.num_heads, f"{prefix}q_proj", "heads")
         query = Share(*(number * whole.head_dim for number in heads))
@@ -57,7 +60,7 @@ class LayerBuilder:
         }
         biases = self.traits.qkv_bias, self.traits.output_bias
         layer = SelfAttention(
-            self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0]),
+            self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused),
             self._attention_layer(prefix),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
         )
@@ -89,17 +92,20 @@ class LayerBuilder:
         place = (build.hidden, build.parameters, build.split, self._gated_mlp)
         return self._summed(ExpertBuilder(experts, *place).layer(self._name, self._prefix))
 
-    def mlp(self, name: str = "mlp") -> Layer:
-        """Build the gated feed-forward layer without experts: x -> what it adds."""
-        size = self._build.config.intermediate_size
-        return self._summed(self._gated_mlp(self._name, f"{self._prefix}{name}.", size))
+    def mlp(self, name: str = "mlp", *, fused: str = "") -> Layer:
+        """Build the gated feed-forward layer without experts: x -> what it adds.
 
-    def _gated_mlp(self, name: str, prefix: str, size: int) -> GatedMLP:
+        ``fused``: the layer that the checkpoint has in the place of gate_proj and up_proj.
+        """
+        size = self._build.config.intermediate_size
+        return self._summed(self._gated_mlp(self._name, f"{self._prefix}{name}.", size, fused))
+
+    def _gated_mlp(self, name: str, prefix: str, size: int, fused: str = "") -> GatedMLP:
         build, bias = self._build, self.traits.mlp_bias
         inner = build.split.equal(size, f"{prefix}gate_proj", "outputs")
         gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": build.hidden}
         return GatedMLP(
-            self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name),
+            self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name, fused),
             GATES[build.config.activation].operator,
             self._linear("down_proj", prefix, down, inner, bias, name),
         )
@@ -112,9 +118,15 @@ class LayerBuilder:
         inputs: Share,
         bias: bool,
         name: str = "",
+        fused: str = "",
     ) -> Linear:
-        """Build one projection; ``parts``: the rank's outputs by name after ``prefix``."""
+        """Build one projection; ``parts``: the rank's outputs by name after ``prefix``.
+
+        ``fused``: the one layer of the checkpoint that holds them all, behind each other.
+        """
         placed = tuple((prefix + part, share) for part, share in parts.items())
+        if fused:
+            placed = tuple((prefix + fused, share) for share in stacked([*parts.values()]))
         projection = Projection((name or self._name) + role, placed, inputs, bias)
         return self._build.parameters.linear(projection)
 

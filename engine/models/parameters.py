@@ -32,6 +32,7 @@ class Projection:
 
     ``name`` is Kiln's, and unique in a model: "layers.3.qkv_proj". ``parts`` are the checkpoint's
     names, without ".weight", and which of their outputs this rank keeps; ``inputs``: which inputs.
+    Several runs of the outputs of one layer are as many parts with its name, next to each other.
     """
 
     name: str
@@ -56,8 +57,11 @@ class Wrapper(Protocol):
     def linear(self, projection: Projection, layer: Linear) -> Linear:
         """Return the layer to use for a projection."""
 
-    def embedding(self, name: str, layer: Embedding) -> Embedding:
-        """Return the layer to use for an embedding; ``name`` is the checkpoint's."""
+    def embedding(self, name: str, vocabulary: Share, layer: Embedding) -> Embedding:
+        """Return the layer to use for an embedding of a share of the vocabulary.
+
+        ``name`` is the checkpoint's.
+        """
 
 
 class Parameters:
@@ -118,7 +122,7 @@ class Parameters:
             shares = (vocabulary, projection.inputs)
             fill_shares(self._weights, stored, weight, name, shares)
         layer = Embedding(weight)
-        return layer if self._wrapper is None else self._wrapper.embedding(name, layer)
+        return layer if self._wrapper is None else self._wrapper.embedding(name, vocabulary, layer)
 
     def tied(self, projection: Projection, weight: torch.Tensor) -> Linear:
         """Return a projection of one part with the weight [output, input] of another layer.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from kiln.engine.errors import ConfigError
@@ -28,6 +30,21 @@ class Share(NamedTuple):
 def all_of(size: int) -> Share:
     """Return the share of a rank that keeps everything."""
     return Share(0, size, size, size)
+
+
+def stacked(shares: Sequence[Share]) -> list[Share]:
+    """Return shares of dimensions that are stored as one, behind each other.
+
+    They are one share if the rank keeps everything.
+    """
+    whole = sum(share.whole for share in shares)
+    if all(share == all_of(share.whole) for share in shares):
+        return [all_of(whole)]
+    starts = accumulate((share.whole for share in shares[:-1]), initial=0)
+    return [
+        Share(start + share.start, share.size, whole, share.room)
+        for start, share in zip(starts, shares, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

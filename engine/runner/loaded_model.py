@@ -20,7 +20,6 @@ from kiln.engine.graphs.device import GraphDevice
 from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.kv.pool import KVShape
 from kiln.engine.lora.runtime import Adapters, load_adapters
-from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.family import Family, Model
 from kiln.engine.models.hf_config import HFConfig
@@ -105,8 +104,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         num_bytes, adapters = weight_bytes(model, device), None
         if sites is not None:
             make_backend, kernels[LORA] = choose_backend(decisions, tokens)
-            shard = None if split.world == 1 else AdapterShard(family, hf, split)
-            adapters = load_adapters(config.lora, sites, *place, report, make_backend, shard)
+            adapters = load_adapters(config.lora, sites, *place, report, make_backend)
         most = Limits(rows, tokens, length)
         return LoadedModel(
             model=compiled(model, device, settings(), report),

@@ -18,6 +18,7 @@ from kiln.engine.layers.embedding import Embedding
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.loader import load_model, open_weights
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.split import all_of
 
 COMMON = {
     "vocab_size": 400,
@@ -218,7 +219,7 @@ def on_host(environment):
 def model_sites():
     """An embedding, a qkv projection of sizes that no vectors fill, and an LM head."""
     sites = Sites()
-    sites.embedding("embed", Embedding(torch.zeros(11, 24)))
+    sites.embedding("embed", all_of(11), Embedding(torch.zeros(11, 24)))
     qkv = whole_projection("layers.0.qkv_proj", {"q": 17, "k": 8, "v": 8}, 24)
     sites.linear(qkv, dense(torch.zeros(33, 24)))
     sites.linear(whole_projection("lm_head", {"lm_head": 16}, 24), dense(torch.zeros(16, 24)))

@@ -12,6 +12,7 @@ from kiln.engine.lora.batch_info import make_batch_info
 from kiln.engine.lora.packing import pack
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.lora.torch_native import TorchNativeLoRA
+from kiln.engine.models.split import all_of
 
 CPU = torch.device("cpu")
 
@@ -22,7 +23,7 @@ def model_sites():
     from kiln.engine.layers.embedding import Embedding
 
     sites = Sites()
-    sites.embedding("embed", Embedding(torch.zeros(11, 5)))
+    sites.embedding("embed", all_of(11), Embedding(torch.zeros(11, 5)))
     qkv = whole_projection("layers.0.qkv_proj", {"q": 7, "k": 3, "v": 3}, 5)
     sites.linear(qkv, dense(torch.zeros(13, 5)))
     sites.linear(whole_projection("layers.0.router", {"gate": 4}, 5), dense(torch.zeros(4, 5)))
