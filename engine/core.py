@@ -97,6 +97,7 @@ class EngineCore:
             adapters=slots,
             seed=config.model.seed,
             masks=self._masks,
+            long_start=self.runner.long_start,
         )
         self._drafter = None
         if config.speculative.method is not None:

@@ -62,9 +62,9 @@ class Scheduler:
 
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
     able to finish when it runs alone. ``adapters`` are the LoRA adapters; ``seed`` generates the
-    seeds of requests without one, None draws it from the system's randomness. ``drafter`` proposes
-    drafts; None: there are none. ``masks`` makes the masks of late requests. ``steps`` are those in
-    flight.
+    seeds of requests without one, None draws it from the system's randomness. ``masks`` makes the
+    masks of late requests. ``long_start``: see ``begin_request``. ``drafter`` proposes drafts;
+    None: there are none. ``steps`` are those in flight.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         adapters: AdapterSlots | None = None,
         seed: int | None = None,
-        drafter: Drafter | None = None,
         masks: MaskSource | None = None,
+        long_start: int = 0,
     ) -> None:
-        self.steps = ScheduledSteps()
-        self.config, self.drafter, self.masks = config, drafter, masks
-        self.kv = kv
-        self.eos_token_ids = eos_token_ids
+        self.steps, self.config, self.kv = ScheduledSteps(), config, kv
+        self.drafter: Drafter | None = None  # set by the caller
+        self.masks = masks
+        self.eos_token_ids, self.long_start = eos_token_ids, long_start
         self.adapters = AdapterSlots() if adapters is None else adapters
         self.adapters.in_flight = self.steps.adapter_slots
         # The last output token is never computed, so it needs no slot.
@@ -119,10 +119,10 @@ class Scheduler:
         self.check(new)
         check_room(self.waiting, self.config.max_waiting)
         seed = self._seeds.getrandbits(SEED_BITS) if new.params.seed is None else new.params.seed
-        limits = (self.max_total_tokens, self.eos_token_ids)
+        limits = (self.max_total_tokens, self.eos_token_ids, self.long_start)
         request = begin_request(new, seed, *limits, is_late=is_late)
         load = 0 if new.adapter is None else self.adapters.hold(new.adapter)
-        request.prefix = PrefixState((load, new.cache_salt))
+        request.prefix = PrefixState((load, new.cache_salt, request.rotary_start))
         self._requests[new.request_id] = request
         self.waiting.add(request)
 
@@ -288,7 +288,7 @@ class Scheduler:
             request.request_id, request.row, count, start, tokens, num_blocks, blocks[num_blocks:],
             samples, length - request.num_prompt_tokens, request.params, request.seed,
             request.stop_token_ids if bans else _NO_TOKENS, request.is_plain and not bans,
-            request.adapter_slot, request.prompt_part(start, count),
+            request.adapter_slot, request.rotary_start, request.prompt_part(start, count),
             request.pooled and request.pooled.part(start, count), request.is_late,
         ))  # fmt: skip
 

@@ -11,7 +11,11 @@ import kiln.jit_kernels.ops.rotary.spec  # noqa: F401 (registers the operator)
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """``table`` [max_model_len, rotary_dim] float32: cosines then sines of every position."""
+    """``table`` [num_rows, rotary_dim] float32: cosines then sines of every position.
+
+    A model with other frequencies for long requests has two tables in one, see ``rotary_table``;
+    what it gets as the position of a token is the row of the table.
+    """
 
     table: torch.Tensor
 

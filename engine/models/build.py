@@ -102,6 +102,8 @@ class Builder:
     def rotary(self, rope: RopeConfig) -> Rotary:
         """Return a rotary embedding, the same one for the same config."""
         if rope not in self._rotaries:
-            table = rotary_table(rope.dim, self._max_model_len, rope.theta, rope.scaling)
+            length = self._max_model_len
+            start = self.config.long_start(length)
+            table = rotary_table(rope.dim, length, rope.theta, rope.scaling, start)
             self._rotaries[rope] = Rotary(table.to(self._device))
         return self._rotaries[rope]

@@ -14,6 +14,7 @@ _READ = (
     *("rms_norm_eps", "tie_word_embeddings"),
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
     *("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len"),
+    "original_max_position_embeddings",
 )
 # Keys that describe the file or the training, or select between equivalent implementations.
 _METADATA = (

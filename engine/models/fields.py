@@ -100,6 +100,15 @@ class Fields:
             raise self.error(name, "want a list of integers of 0 or more")
         return value  # type: ignore[no-any-return]
 
+    def numbers(self, name: str) -> list[float]:
+        """Return a list of finite numbers above 0, empty if absent. Raises ModelError."""
+        value = self._typed(name, list, "want a list of numbers", [])
+        for item in value:
+            if type(item) not in (int, float) or not 0 < item < float("inf"):
+                shown = repr(item)[:80]
+                raise self.error(name, f"want a list of numbers above 0, but it has {shown}")
+        return [float(item) for item in value]
+
     def group(self, name: str) -> Fields | None:
         """Return the fields of a nested object, or None if absent or empty."""
         value = self._typed(name, dict, "want an object", {})

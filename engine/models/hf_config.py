@@ -82,6 +82,14 @@ class HFConfig:
         """How each layer rotates queries and keys; None: not at all."""
         return self.traits.ropes or (self.rope,) * self.num_layers
 
+    def long_start(self, max_model_len: int) -> int:
+        """Return the length from which on requests have other rotary frequencies; 0: none has.
+
+        ``max_model_len``: the longest request. All lengths are in tokens.
+        """
+        found = max((one.short_context for one in self.ropes if one is not None), default=0)
+        return found if found < max_model_len else 0
+
     @property
     def windows(self) -> Windows:
         """One attention window per layer; None: full attention."""

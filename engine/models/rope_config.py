@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from kiln.engine.models.fields import Fields
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
 _DEFAULT_THETA = 10_000.0  # transformers' default
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len")
+_ORIGINAL = "original_max_position_embeddings"
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
     "default": (),
     "linear": ("factor",),
-    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "llama3": ("factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"),
     "yarn": (
-        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+        *("factor", _ORIGINAL, "beta_fast", "beta_slow"),
         *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
         "finetuned",  # describes how the checkpoint was made
         # Of DeepSeek-R1-0528-Qwen3-8B. transformers does not read it, and neither does Kiln.
         "attn_factor",
     ),
+    "longrope": (
+        *("factor", _ORIGINAL, "attention_factor"),
+        *("short_factor", "long_factor"),
+        *("short_mscale", "long_mscale"),  # of Phi-3-small; transformers does not read them
+    ),
 }
+KINDS = MappingProxyType({kind: kind for kind in _OWN})  # by their names in config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +42,45 @@ class RopeConfig:
     scaling: RopeScaling | None
     max_positions: int  # longest context in tokens, scaling included
 
+    @property
+    def short_context(self) -> int:
+        """The length in tokens from which on a request has other frequencies; 0: none has."""
+        scaling = self.scaling
+        if scaling is None or scaling.kind != "longrope":
+            return 0
+        return scaling.original_max_position_embeddings
+
 
 def read_rope(
-    fields: Fields, head_dim: int, *, partial: float | None = None, layer_type: str = ""
+    fields: Fields,
+    head_dim: int,
+    *,
+    partial: float | None = None,
+    layer_type: str = "",
+    kinds: Mapping[str, str] = KINDS,
 ) -> RopeConfig:
     """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
 
     ``partial``: the default of ``partial_rotary_factor``; None: the family has no such key.
-    ``layer_type``: whose parameters to read where each type of layer has its own. Raises ModelError
-    on an unknown rope type, an unknown key, or a malformed field.
+    ``layer_type``: whose parameters to read where each type of layer has its own. ``kinds``: the
+    rope types that the family supports, by what config.json calls them. Raises ModelError on an
+    unknown rope type, an unknown key, or a malformed field.
     """
     rope, older = fields.group("rope_parameters"), fields.group("rope_scaling")
     if rope is not None and older is not None:
         raise fields.error("rope_scaling", "but rope_parameters is also set: want one of them")
     rope = rope or older
-    if rope is not None and layer_type in rope:
+    of_layers = rope is not None and layer_type in rope
+    if rope is not None and of_layers:
         rope = rope.group(layer_type)
-    fields.count("max_position_embeddings")  # required
+    length = fields.count("max_position_embeddings")  # required
     max_positions = min(fields.count(name) for name in _LENGTHS if name in fields)
     theta = fields.number("rope_theta", _DEFAULT_THETA)
     scaling = None
     if rope is not None:
         theta = rope.number("rope_theta", theta)
-        scaling = _read_scaling(rope, max_positions)
+        original = None if of_layers else fields.optional_count(_ORIGINAL)
+        scaling = _read_scaling(rope, kinds, length, original)
     dim = head_dim
     if partial is not None:
         dim = _rotated(fields, rope or fields, head_dim, partial)
@@ -63,6 +88,9 @@ def read_rope(
         _refuse_partial(fields, rope or fields, head_dim, scaling)
     if head_dim % 2:
         raise fields.error("head_dim", f"want an even number of dimensions, not {head_dim}")
+    if scaling is not None and scaling.kind == "longrope":
+        assert rope is not None
+        scaling = _with_lists(scaling, rope, dim, of_layers=of_layers)
     return RopeConfig(dim, theta, scaling, _reach(scaling, max_positions))
 
 
@@ -91,18 +119,35 @@ def _refuse_partial(fields: Fields, rope: Fields, head_dim: int, scaling: RopeSc
         )
 
 
-def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
+def _read_scaling(
+    rope: Fields, kinds: Mapping[str, str], length: int, original: int | None
+) -> RopeScaling | None:
+    """Read how frequencies are scaled; ``length``: ``max_position_embeddings``.
+
+    ``original``: the original length at the top of config.json. As in transformers, it counts more
+    than the one beside the scaling.
+    """
     name = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.text(name, "default")
-    if kind not in _OWN or rope.text("type", kind) != kind:
-        raise rope.error(name, f"Kiln supports {', '.join(_OWN)}")
+    told = rope.text(name, "default")
+    kind = kinds.get(told)
+    if kind is None or kinds.get(rope.text("type", told)) != kind:
+        raise rope.error(name, f"Kiln supports {', '.join(kinds)}")
     for unknown in set(rope.switched_on()) - {*_COMMON, *_OWN[kind]}:
         raise rope.error(unknown, f"Kiln does not support this key for rope type {kind}")
     if kind == "default":
         return None
     if kind == "linear":
         return RopeScaling("linear", rope.number("factor"))
-    original = rope.count("original_max_position_embeddings", max_positions)
+    original = original or rope.count(_ORIGINAL, length)
+    if kind == "longrope":
+        if original < 2:
+            raise rope.error(_ORIGINAL, f"and {original} counts: want 2 tokens or more")
+        return RopeScaling(
+            "longrope",
+            rope.number("factor", length / original),
+            original,
+            attention_factor=rope.optional_number("attention_factor"),
+        )
     if kind == "llama3":
         return RopeScaling(
             "llama3",
@@ -113,7 +158,7 @@ def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
         )
     return RopeScaling(
         "yarn",
-        rope.number("factor", max_positions / original),
+        rope.number("factor", length / original),
         original,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
@@ -124,13 +169,27 @@ def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
     )
 
 
+def _with_lists(scaling: RopeScaling, rope: Fields, dim: int, *, of_layers: bool) -> RopeScaling:
+    """Return longrope with its two lists, of a number for each frequency."""
+    if of_layers:  # the tokens of a request are rotated by one of two lists in all layers
+        raise rope.error("rope_type", "Kiln supports longrope only if all layers have the same")
+    lists = []
+    for name in ("short_factor", "long_factor"):
+        lists.append(tuple(rope.numbers(name)))
+        if len(lists[-1]) != dim // 2:
+            raise rope.error(
+                name, f"want {dim // 2} numbers, one for each two of {dim} rotated dimensions"
+            )
+    return replace(scaling, short_factor=lists[0], long_factor=lists[1])
+
+
 def _reach(scaling: RopeScaling | None, max_positions: int) -> int:
     """Return the longest context, by vLLM's rule for ``max_model_len``.
 
-    ``max_position_embeddings`` includes the scaling for llama3, but not for linear. For yarn both
-    exist, so the original length is used.
+    ``max_position_embeddings`` includes the scaling for llama3 and longrope, but not for linear.
+    For yarn both exist, so the original length is used.
     """
-    if scaling is None or scaling.kind == "llama3":
+    if scaling is None or scaling.kind in ("llama3", "longrope"):
         return max_positions
     original = scaling.original_max_position_embeddings or max_positions
     return int(original * scaling.factor)

@@ -28,7 +28,7 @@ class ScheduledRequest(NamedTuple):
     ``new_block_ids``. Behind each of the last ``num_samples`` tokens the next one is sampled: none
     in the middle of a prompt; else one, and one more for each draft. ``num_output_tokens`` counts
     those sampled before. ``adapter_slot`` is the place of the request's LoRA adapter, -1 for the
-    base model.
+    base model. The rows of the rotary table from ``rotary_start`` on are for its positions.
     """
 
     request_id: str
@@ -45,6 +45,7 @@ class ScheduledRequest(NamedTuple):
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
     is_plain: bool = False  # no logit is edited or masked, and no log-probability requested
     adapter_slot: int = -1
+    rotary_start: int = 0
     prompt: PromptPart | None = None  # with ``prompt_logprobs``, while the prompt is computed
     hidden: HiddenPart | None = None  # the tokens the sum of whose hidden states is wanted
     is_late: bool = False  # its mask is made from all tokens before it: see ``late_masks``

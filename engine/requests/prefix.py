@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Root = tuple[int, str | None]  # the load of the LoRA adapter, 0 for the base model; the cache salt
+# The load of the LoRA adapter, 0 for the base model; the cache salt; the start in the rotary table.
+Root = tuple[int, str | None, int]
 Key = tuple[int | Root, bytes]  # a block: the uid of its parent, or a root, and its tokens' bytes
 
 
@@ -30,7 +31,7 @@ class PrefixState:
     the host while it waited.
     """
 
-    root: Root = (0, None)
+    root: Root = (0, None, 0)
     tail: Tail | None = None
     index_at: int = sys.maxsize
     next_key: Key | None = None

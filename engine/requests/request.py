@@ -140,6 +140,7 @@ class Request:
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the second token on
     pooled: Pooled | None = None  # of a request that asks for an embedding
+    rotary_start: int = 0  # see ScheduledRequest
     level: int = 0
     waits_since: float = math.inf  # infinite while it does not wait
     place: float = 0.0

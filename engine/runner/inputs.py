@@ -34,7 +34,7 @@ class ForwardInputs:
     """The inputs of one forward pass and of its sampling."""
 
     token_ids: torch.Tensor  # [num_tokens] int64
-    positions: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64: rows of the rotary table
     sample_rows: torch.Tensor  # [num_samples] int64: the tokens that need logits
     settings: torch.Tensor  # [num_samples, 6] float32; see sample_tokens
     keys: torch.Tensor  # [num_samples, 4] int64; see sample_tokens
@@ -44,9 +44,10 @@ class ForwardInputs:
 class StepInputs:
     """The tensors that every step reads, and the rows that stay from step to step.
 
-    ``max_model_len`` and ``max_tokens`` are in tokens; ``max_drafts``: of a row in one step. On a
-    GPU two messages in pinned memory take turns, because the copy of one step may still wait while
-    the host writes the next.
+    ``max_model_len`` and ``max_tokens`` are in tokens; ``max_drafts``: of a row in one step;
+    ``long_start``: where the rotary table of long requests begins, 0 without such a table. On a GPU
+    two messages in pinned memory take turns, because the copy of one step may still wait while the
+    host writes the next.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class StepInputs:
         vocab_size: int,
         device: torch.device,
         max_drafts: int = 0,
+        long_start: int = 0,
     ) -> None:
         self.block_size, self.max_tokens = block_size, max_tokens
-        self.max_model_len = max_model_len
+        self.max_model_len, self._long_start = max_model_len, long_start
         self._rows = Rows(max_requests)
         max_blocks = -(-max_model_len // block_size)
         words = message_room(max_requests, max_tokens, max_blocks)
@@ -180,7 +182,10 @@ class StepInputs:
 
     def lengths(self, samples: int) -> torch.Tensor:
         """Return how many tokens are ahead of each token that the last step samples, int64."""
-        return self._positions.index_select(0, self._sample_rows[:samples]) + 1
+        ahead = self._positions.index_select(0, self._sample_rows[:samples]) + 1
+        if self._long_start:  # at most so many are ahead in a short request
+            ahead -= self._long_start * (ahead > self._long_start)
+        return ahead
 
     def verify(self) -> None:
         """Find which drafts of the step are what it has sampled; the next step goes on there."""

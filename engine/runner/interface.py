@@ -22,6 +22,7 @@ class Runner(Protocol):
 
     device_type: str  # "cuda" or "cpu"
     max_model_len: int  # tokens, prompt and output
+    long_start: int  # requests of more tokens have other rotary frequencies; 0: none has
     num_blocks: int  # of the KV pool
     vocab_size: int  # tokens that the model can draw
     embedder: Embedder | None  # how it makes embeddings; None: it generates text

@@ -127,6 +127,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
                 vocab_size=hf.vocab_size,
                 device=device,
                 max_drafts=drafts,
+                long_start=hf.long_start(length),
             ),
             copies=HostCopies(rows * (1 + drafts), rows, device),
             graph_keys=keys,

@@ -62,6 +62,7 @@ class ModelRunner:
             self.executor = self._make_executor(self.pool)
         self.device_type = self.device.type
         self.limits, self.max_model_len = own.limits, own.max_model_len
+        self.long_start = own.hf.long_start(own.max_model_len)
         self.num_blocks, self.vocab_size = self.pool.num_blocks, own.hf.vocab_size
         self.embedder = own.embedder
         # This rank's parts of the LoRA adapters; None if the model has no place for adapters.

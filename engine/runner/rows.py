@@ -24,6 +24,7 @@ class Rows:
     def __init__(self, max_requests: int) -> None:
         self._settings = np.zeros((max_requests, *RECORD["settings"].shape), np.float32)
         self._keys = np.zeros((max_requests, *RECORD["keys"].shape), np.int64)
+        self._rotary_starts = np.zeros(max_requests, np.int32)
         self._last_sample = np.zeros(max_requests, np.int32)  # index in those of the last step
 
     def write(self, batch: Batch, message: np.ndarray) -> int:
@@ -43,6 +44,7 @@ class Rows:
         records["start"] = of.num_computed_tokens
         records["source"] = self._last_sample[rows]
         records["num_blocks"] = of.num_blocks
+        records["rotary_start"] = self._rotary_starts[rows]
         records["settings"] = self._settings[rows]
         keys = self._keys[rows]
         keys[:, 1] = of.num_output_tokens
@@ -64,6 +66,7 @@ class Rows:
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         reported = -1 if params.logprobs is None else params.logprobs
         self._settings[request.row] = (params.temperature, params.top_p, log_min_p, *penalties)
+        self._rotary_starts[request.row] = request.rotary_start
         self._keys[request.row] = (request.seed, 0, max(params.top_k, 0), reported)
 
 

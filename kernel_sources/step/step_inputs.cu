@@ -1,9 +1,11 @@
 // The inputs of a step, from one message. For request r with tokens t = 0 .. count-1:
-//   positions[first + t] = start + t;  slot_mapping[first + t] = block * block_size + place
+//   positions[first + t] = start + t + rotary_start
+//   slot_mapping[first + t] = block * block_size + place
 //   token_ids[first + t] = a token of the message, the token sampled last for r, or a draft
 //   token_pool[slot_mapping[first + t]] = token_ids[first + t]
 //
 // message: see kiln/step/message.cuh.
+// positions: rows of the rotary table, in which long requests may have a part of their own.
 // tables: [rows, max_blocks], the KV blocks of every running request. First the new blocks of a
 // record are appended to its row.
 // block_table: [requests, max_blocks], for each request of the step a copy of its row of tables.
@@ -51,7 +53,7 @@ step_inputs(int64_t* token_ids, int64_t* positions, int64_t* slot_mapping, int32
                         : t == 0          ? sampled[own.source - unknown]
                                           : drafts[own.row * drafts_row + t - 1];
       token_ids[own.first + t] = token;
-      positions[own.first + t] = position;
+      positions[own.first + t] = position + own.rotary_start;
       const int64_t slot =
           int64_t(blocks[position / block_size]) * block_size + position % block_size;
       slot_mapping[own.first + t] = slot;

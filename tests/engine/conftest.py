@@ -50,6 +50,7 @@ class FakeRunner:
 
     device_type = "cpu"
     adapter_store = limits = host_blocks = embedder = None
+    long_start = 0
 
     def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
         self.num_blocks = num_blocks

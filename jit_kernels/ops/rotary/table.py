@@ -15,10 +15,13 @@ class RopeScaling:
 
     ``linear`` reads ``factor``; ``llama3`` also the two frequency factors and
     ``original_max_position_embeddings``; ``yarn`` also betas, mscales and ``attention_factor``.
-    Source: https://arxiv.org/abs/2309.00071 for yarn.
+    ``longrope`` divides each of the rotary_dim / 2 frequencies by its own number of
+    ``short_factor``, in longer requests than ``original_max_position_embeddings`` tokens by that of
+    ``long_factor``; cosines and sines of both are multiplied by ``attention_factor``.
+    Source: https://arxiv.org/abs/2309.00071 for yarn, https://arxiv.org/abs/2402.13753 for longrope
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -29,18 +32,42 @@ class RopeScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 def rotary_table(
-    rotary_dim: int, max_position: int, theta: float, scaling: RopeScaling | None = None
+    rotary_dim: int,
+    max_position: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    long_start: int = 0,
 ) -> torch.Tensor:
     """Return cosines then sines of every position: [max_position, rotary_dim] float32 on the CPU.
+
+    With ``long_start`` there are so many rows ahead of these, [long_start + max_position,
+    rotary_dim]: the first positions of requests that get no longer than that. longrope has other
+    frequencies for them.
 
     Angles are float32 products, as transformers computes them, so that tokens agree. Raises
     ValueError on an odd ``rotary_dim``.
     """
     if rotary_dim % 2:
         raise ValueError(f"rotary_dim is {rotary_dim}, want an even number of dimensions")
+    if long_start:
+        short = _table(rotary_dim, long_start, theta, scaling)
+        return torch.cat((short, _table(rotary_dim, max_position, theta, scaling, is_long=True)))
+    return _table(rotary_dim, max_position, theta, scaling)
+
+
+def _table(
+    rotary_dim: int,
+    max_position: int,
+    theta: float,
+    scaling: RopeScaling | None,
+    *,
+    is_long: bool = False,
+) -> torch.Tensor:
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
     powers = theta**exponents
     frequencies, magnitude = 1.0 / powers, 1.0
@@ -48,9 +75,13 @@ def rotary_table(
         frequencies = frequencies / scaling.factor
     elif scaling is not None and scaling.kind == "llama3":
         frequencies = _llama3(frequencies, scaling)
-    elif scaling is not None:
+    elif scaling is not None and scaling.kind == "yarn":
         frequencies = _yarn(powers, rotary_dim, theta, scaling)
         magnitude = _yarn_magnitude(scaling)
+    elif scaling is not None:
+        factors = scaling.long_factor if is_long else scaling.short_factor
+        frequencies = 1.0 / (torch.tensor(factors) * powers)
+        magnitude = _longrope_magnitude(scaling)
     angles = torch.arange(max_position).float().unsqueeze(1) * frequencies
     return torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=-1)
 
@@ -97,3 +128,12 @@ def _yarn_magnitude(scaling: RopeScaling) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return magnitude(scaling.mscale) / magnitude(scaling.mscale_all_dim)
     return magnitude(1.0)
+
+
+def _longrope_magnitude(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1:
+        return 1.0
+    original = scaling.original_max_position_embeddings
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(original))

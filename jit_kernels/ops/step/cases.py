@@ -69,6 +69,7 @@ def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         message[at : at + new] = blocks_of[row, blocks - new : blocks]
         tables[row, blocks - new : blocks] = 0
         at += new
+    records["rotary_start"] = chance.choice([0, 4096], requests)
     records["settings"] = chance.random((requests, 6))
     records["settings"][::3, 2] = -math.inf
     records["keys"] = chance.integers(-(2**62), 2**62, (requests, 4))

@@ -36,7 +36,8 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
     blocks of each row; the message's new blocks are added. token_pool: [num_slots] int32, the token
     of each slot of the KV pool; those of the step are added.
 
-    token_ids, positions, slot_mapping: [tokens] int64; cu_seqlens_q: [requests + 1], seq_lens:
+    token_ids, positions, slot_mapping: [tokens] int64, where a position is a row of the rotary
+    table; cu_seqlens_q: [requests + 1], seq_lens:
     [requests], block_table: [requests, max_blocks], int32; sample_rows: [samples] int64; settings
     [samples, 6] float32 and keys [samples, 4] int64 as in sample_tokens. All but tables are
     contiguous. They must be large enough for the step; the caller checks that. Padding has slot -1

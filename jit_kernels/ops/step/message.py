@@ -9,14 +9,15 @@ WANTED = 3  # the last of them; at that place is a number for each request, see 
 # Record of kernel_sources/include/kiln/step/message.cuh, where each field is explained.
 SINGLE = (
     "row", "start", "count", "first", "tokens_at", "num_given", "source", "blocks_at", "num_blocks",
-    "num_new", "sample", "num_samples",
+    "num_new", "sample", "num_samples", "rotary_start",
 )  # fmt: skip
 RECORD = np.dtype(
     [
         *((name, "<i4") for name in SINGLE),
         ("settings", "<f4", 6),  # the columns of sample_tokens' settings
         ("keys", "<i8", 4),  # the columns of sample_tokens' keys
-    ]
+    ],
+    align=True,  # as in C
 )
 RECORD_WORDS = RECORD.itemsize // 4
 

@@ -41,6 +41,7 @@ def step_inputs_reference(a: Arguments) -> Results:
     table = tables[rows]
 
     owner, offset = _spread(count)
+    table_row = start[owner] + offset + record["rotary_start"][owner]
     position = start[owner] + offset
     block = table[owner, position // a.block_size].long()
     slot = block * a.block_size + position % a.block_size
@@ -64,7 +65,7 @@ def step_inputs_reference(a: Arguments) -> Results:
     settings = _tail(words, "settings", torch.float32)[owner]
     return {
         "token_ids": _padded(a.token_ids, token, 0),
-        "positions": _padded(a.positions, position, 0),
+        "positions": _padded(a.positions, table_row, 0),
         "slot_mapping": _padded(a.slot_mapping, slot, -1),
         "cu_seqlens_q": ends,
         "seq_lens": _padded(a.seq_lens, length, 0),

@@ -9,7 +9,7 @@ from kiln.engine.kv.prefix_index import PrefixIndex
 from kiln.engine.requests.prefix import Tail
 
 NUM_BLOCKS = 6
-ROOTS = [(0, None), (1, None), (0, "a")]
+ROOTS = [(0, None, 0), (1, None, 0), (0, "a", 0), (0, None, 32)]
 _words = st.lists(st.sampled_from([b"x", b"y"]), min_size=1, max_size=4)
 _moves = st.lists(
     st.tuples(st.sampled_from(["add", "forget"]), st.sampled_from(ROOTS), _words), max_size=60
@@ -88,7 +88,7 @@ def test_contents_are_known_while_they_are_in_a_block_or_in_a_slot(moves):
 
 def test_the_first_block_with_some_contents_stays_the_one():
     index = PrefixIndex(3)
-    root = Tail(0, -1, (0, None))
+    root = Tail(0, -1, (0, None, 0))
     first = index.add(root, [b"x"], [2])
     assert index.add(root, [b"x"], [1]) == first
     assert (2 in index, 1 in index, len(index)) == (True, False, 1)
@@ -96,15 +96,15 @@ def test_the_first_block_with_some_contents_stays_the_one():
 
 def test_a_block_is_not_indexed_behind_one_that_is_forgotten():
     index = PrefixIndex(3)
-    first = index.add(Tail(0, -1, (0, None)), [b"x"], [2])
+    first = index.add(Tail(0, -1, (0, None, 0)), [b"x"], [2])
     index.forget(2)
     assert index.add(first, [b"y"], [1]) is None
-    index.add(Tail(0, -1, (0, None)), [b"z"], [2])  # the same block has other contents now
+    index.add(Tail(0, -1, (0, None, 0)), [b"z"], [2])  # the same block has other contents now
     assert index.add(first, [b"y"], [1]) is None
     index.clear()
-    index.add(Tail(0, -1, (0, None)), [b"x"], [2])
+    index.add(Tail(0, -1, (0, None, 0)), [b"x"], [2])
     assert index.add(first, [b"y"], [1]) is None
-    assert index.find((0, None), [b"x", b"y"])[0] == [2]
+    assert index.find((0, None, 0), [b"x", b"y"])[0] == [2]
 
 
 def test_contents_that_are_computed_again_are_found_in_their_new_block():

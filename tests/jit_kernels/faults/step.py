@@ -83,6 +83,18 @@ FAULTS = [
     },
     _STEP
     | {
+        "name": "long requests rotated as short ones",
+        "old": "positions[own.first + t] = position + own.rotary_start;",
+        "new": "positions[own.first + t] = position;",
+    },
+    _STEP
+    | {
+        "name": "the start of the rotary table taken for one of the KV blocks",
+        "old": "const int position = start + t;",
+        "new": "const int position = start + t + own.rotary_start;",
+    },
+    _STEP
+    | {
         "name": "another row's drafts",
         "old": "drafts[own.row * drafts_row + t - 1]",
         "new": "drafts[t - 1]",

@@ -26,6 +26,7 @@ struct Record {
   int num_new;      // new blocks
   int sample;       // index of the first sample
   int num_samples;  // one token is sampled behind each of the last num_samples tokens
+  int rotary_start;   // where the rotary table of this request begins, in rows; see rotary_table
   float settings[kSettings];
   int64_t keys[kKeys];  // keys[1]: how many tokens were sampled before the first sample
 };
