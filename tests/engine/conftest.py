@@ -50,14 +50,16 @@ class FakeRunner:
 
     device_type = "cpu"
     adapter_store = limits = host_blocks = embedder = None
-    long_start = 0
 
-    def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
+    def __init__(
+        self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50, long_start=0
+    ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
-        self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.vocab_size, self.long_start = vocab_size, long_start
+        # The token that was computed, and by which frequencies.
+        self.slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
         self.tables: dict[int, list[int]] = {}  # row to its blocks
         self.last_tokens: dict[int, int] = {}  # row to the token that it sampled last
         self.rejected: dict[int, int] = {}  # row to the drafts that its last step rejected
@@ -132,7 +134,7 @@ class FakeRunner:
             tokens += [0] * (row.num_tokens - len(tokens))
             assert start + row.num_tokens <= len(blocks) * self.block_size
             for position, token in enumerate(tokens, start):
-                self.slots[self._slot(row, position)] = token
+                self.slots[self._slot(row, position)] = token, row.rotary_start
             self.starts[row.row] = start
         self.last_tokens, self.rejected, self.drafts = {}, {}, {}  # those of the last step alone
         for row in batch.requests:  # some keys and values are written by then
@@ -178,7 +180,9 @@ class FakeRunner:
         return block * self.block_size + position % self.block_size
 
     def _prefix(self, row: ScheduledRequest, end: int) -> list:
-        return [self.slots[self._slot(row, position)] for position in range(end)]
+        held = [self.slots[self._slot(row, position)] for position in range(end)]
+        assert {start for _, start in held} == {row.rotary_start}
+        return [token for token, _ in held]
 
     def _sample(self, row: ScheduledRequest, masks) -> SampledTokens:
         """Sample behind the row's last tokens, as long as the next one is a draft that stands."""

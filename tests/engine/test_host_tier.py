@@ -94,6 +94,7 @@ def test_tokens_do_not_depend_on_the_host_tier(fake_runner):
         pool = {
             "num_blocks": chance.choice([4, 8, 14, 20, 40]),
             "block_size": chance.choice([1, 4]),
+            "long_start": chance.choice([0, 30]),
         }
         flags = {
             "max_num_seqs": chance.choice([1, 3, 64]),

@@ -77,6 +77,7 @@ def test_tokens_do_not_depend_on_caching(fake_runner):
             "max_num_batched_tokens": chance.choice([4, 17, 2048]),
             "overlap": chance.random() < 0.7,
         }
+        pool["long_start"] = chance.choice([0, 30])
         capacity = pool["num_blocks"] * pool["block_size"]
         arrivals = [one for one in arrivals if len(one[2].prompt_token_ids) <= capacity]
         wanted = run(make_core(fake_runner(**pool), caching=False, **flags), arrivals)
@@ -126,6 +127,15 @@ def test_salts_share_nothing(fake_runner):
     core, prompt = make_core(fake_runner()), [*range(9)]
     each = [request(f"r{i}", prompt, salt, max_tokens=1) for i, salt in enumerate("abab")]
     assert one_by_one(core, *each, request("n", prompt, max_tokens=1)) == [0, 0, 8, 8, 0]
+
+
+def test_long_requests_of_longrope_share_nothing_with_short_ones(fake_runner):
+    runner, prompt = fake_runner(long_start=20), [*range(9)]
+    lengths = {"a": 11, "b": 12, "c": 11, "d": None, "e": 12}  # 20 tokens in total are short
+    each = [request(name, prompt, max_tokens=most) for name, most in lengths.items()]
+    assert one_by_one(make_core(runner), *each) == [0, 0, 8, 8, 8]
+    starts = {row.request_id: row.rotary_start for one in runner.batches for row in one.requests}
+    assert starts == {"a": 0, "b": 20, "c": 0, "d": 20, "e": 20}
 
 
 def test_without_caching_nothing_is_looked_up(fake_runner):

@@ -311,7 +311,6 @@ def test_every_key_of_the_config_class_is_known(tmp_path, architecture):
         (LLAMA_2, "compression_config", {"quant_method": "compressed-tensors"}),
         (LLAMA_2, "rope_interleaved", True),
         (LLAMA_2, "rope_condense_ratio", 8),
-        (LLAMA_2, "original_max_position_embeddings", 2048),
         (LLAMA_2, "sliding_window", 4096),
         (LLAMA_2, "use_sliding_window", True),
         (LLAMA_2, "per_layer_config", {"0": {"hidden_act": "gelu"}}),

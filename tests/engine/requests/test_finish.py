@@ -20,6 +20,7 @@ class Scripted:
 
     device_type, num_blocks, max_model_len, vocab_size = "cpu", 16, 64, 50
     adapter_store = limits = host_blocks = embedder = None
+    long_start = 0
 
     def __init__(self, tokens):
         self.tokens = iter(tokens)
