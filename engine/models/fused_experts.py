@@ -44,6 +44,7 @@ class FusedExperts(Weights):
         self._source = source
         self.random = source.random
         self._count = experts.num_experts
+        self._kept: tuple[object, torch.Tensor] | None = None  # what gate and up share
         self._names, self._layout = names, names.layout
         self._halves = {names.gate: 0, names.up: 1, names.down: None}
         matrices = "|".join(map(re.escape, self._halves))
@@ -93,10 +94,24 @@ class FusedExperts(Weights):
         if step == 1 and not place.swapped:
             self._source.fill(place.name, out[None], whole, tuple(where))
             return
-        read = out.new_empty([part.stop - part.start for part in where])
-        self._source.fill(place.name, read, whole, tuple(where))
-        values = read[0].T if place.swapped else read[0]
+        read = self._block(place, out, whole, tuple(where))
+        values = read.T if place.swapped else read
         out.copy_(values[place.half if step == 2 else 0 :: step])
+
+    def _block(
+        self, place: _Place, out: torch.Tensor, shape: Sequence[int], index: Index
+    ) -> torch.Tensor:
+        """Return a part of one expert's tensor; where gate and up alternate, once for both."""
+        key = (place.name, index, out.dtype, out.device)
+        if self._kept is not None and self._kept[0] == key:
+            read = self._kept[1]
+            self._kept = None
+            return read
+        read = out.new_empty([part.stop - part.start for part in index])
+        self._source.fill(place.name, read, shape, index)
+        if place.half is not None and self._layout.alternating:
+            self._kept = key, read[0]
+        return read[0]
 
     def ignore(self, name: str) -> None:
         """Do not report a tensor as left over although the model does not use it."""
