@@ -113,46 +113,39 @@ KILN_FN float sum_of_squares(const Chunk& a, const Chunk& b, const Place& place)
   return kVectors == 2 ? kiln::add_rn(sums[0], sums[kVectors - 1]) : sums[0];
 }
 
-// A head's norm: its scale, and the weight. once, set with every offset: the head is not rounded
-// before it is multiplied by (offset + weight).
-struct Norm {
-  const SCALAR_T* weight;
-  float scale, offset;
-  bool once;
-
-  KILN_FN void apply(Chunk& x, int first) const {
-    Chunk w;
-    w.load(weight + first);
-    if (!once) {
+KILN_FN void scale_word(uint32_t word, float scale, float (&y)[Word::kSize]) {
+  Word::unpack(word, y);
 #pragma unroll
-      for (int i = 0; i < kVectors * 4; ++i) {
-        uint32_t& word = x.part[i / 4].word[i % 4];
-        float y[Word::kSize];
-        scaled(word, y);
-        word = Word::product(Word::packed(y), w.part[i / 4].word[i % 4]);
-      }
-    } else {
+  for (int k = 0; k < Word::kSize; ++k) y[k] = kiln::mul_rn(y[k], scale);
+}
+KILN_FN void scale_chunk(Chunk& x, const SCALAR_T* weight, float scale) {
+  Chunk w;
+  w.load(weight);
 #pragma unroll
-      for (int i = 0; i < kVectors * 4; ++i) {
-        uint32_t& word = x.part[i / 4].word[i % 4];
-        float y[Word::kSize], factor[Word::kSize];
-        scaled(word, y);
-        Word::unpack(w.part[i / 4].word[i % 4], factor);
-#pragma unroll
-        for (int k = 0; k < Word::kSize; ++k)
-          y[k] = kiln::mul_rn(y[k], kiln::add_rn(factor[k], offset));
-        word = Word::packed(y);
-      }
-    }
+  for (int i = 0; i < kVectors * 4; ++i) {
+    uint32_t& word = x.part[i / 4].word[i % 4];
+    float y[Word::kSize];
+    scale_word(word, scale, y);
+    word = Word::product(Word::packed(y), w.part[i / 4].word[i % 4]);
   }
-
- private:
-  KILN_FN void scaled(uint32_t word, float (&y)[Word::kSize]) const {
-    Word::unpack(word, y);
+}
+// The same with an offset, and without a rounding before the product.
+KILN_FN void scale_chunk_rounding_once(Chunk& x, const SCALAR_T* weight, float scale,
+                                       float offset) {
+  Chunk w;
+  w.load(weight);
 #pragma unroll
-    for (int k = 0; k < Word::kSize; ++k) y[k] = kiln::mul_rn(y[k], scale);
+  for (int i = 0; i < kVectors * 4; ++i) {
+    uint32_t& word = x.part[i / 4].word[i % 4];
+    float y[Word::kSize], factor[Word::kSize];
+    scale_word(word, scale, y);
+    Word::unpack(w.part[i / 4].word[i % 4], factor);
+#pragma unroll
+    for (int k = 0; k < Word::kSize; ++k)
+      y[k] = kiln::mul_rn(y[k], kiln::add_rn(factor[k], offset));
+    word = Word::packed(y);
   }
-};
+}
 
 // Broadcast lane 1's value.
 KILN_FN int64_t slot_of(int64_t near) {
@@ -204,9 +197,15 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   if (query_weight) {
     const float mean = kiln::mul_rn(sum_of_squares(a, b, place), inverse_dim);
     const float scale = kiln::rcp_rn(kiln::sqrt_rn(kiln::add_rn(mean, eps)));
-    const Norm norm{is_query ? query_weight : key_weight, scale, weight_offset, once != 0};
-    if (has_first && !is_value) norm.apply(a, i);
-    if (has_second && !is_value) norm.apply(b, j);
+    const SCALAR_T* weight = is_query ? query_weight : key_weight;
+    const bool scales_first = has_first && !is_value, scales_second = has_second && !is_value;
+    if (!once) {
+      if (scales_first) scale_chunk(a, weight + i, scale);
+      if (scales_second) scale_chunk(b, weight + j, scale);
+    } else {
+      if (scales_first) scale_chunk_rounding_once(a, weight + i, scale, weight_offset);
+      if (scales_second) scale_chunk_rounding_once(b, weight + j, scale, weight_offset);
+    }
   }
   if (rotated) {
 #pragma unroll

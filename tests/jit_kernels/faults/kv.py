@@ -58,13 +58,13 @@ FAULTS = [
         },
         {
             "name": "values normalised",
-            "old": "if (has_first && !is_value)",
-            "new": "if (has_first)",
+            "old": "scales_first = has_first && !is_value",
+            "new": "scales_first = has_first",
         },
         {
             "name": "second chunks not normalised",
-            "old": "if (has_second && !is_value)",
-            "new": "if (false)",
+            "old": "scales_second = has_second && !is_value",
+            "new": "scales_second = false",
         },
         {
             "name": "neighbours that are not rotated taken for a pair",
