@@ -44,9 +44,9 @@ def test_pairs_and_scales_are_those_of_peft(made, sites, name):
 def copied(made, tmp_path):
     """Return a function that copies an adapter of the Llama model and changes it."""
 
-    def copy(form, *, tensors=None, **config):
+    def copy(form, *, of=None, tensors=None, **config):
         folder = tmp_path / form
-        shutil.copytree(made("llama").adapters[form], folder)
+        shutil.copytree(made("llama").adapters[of or form], folder)
         path = folder / "adapter_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
         if tensors is not None:
@@ -184,6 +184,13 @@ TENSORS = {
     "expert": (renamed("mlp.up_proj", "mlp.experts.0.up_proj"), "it adapts experts"),
     "two adapters": (renamed(".lora_B.weight", ".lora_B.sql.weight"), "of several adapters"),
     "one twice": (with_one(f"{Q}.lora_A.default.weight", torch.zeros(4, 32)), "several adapters"),
+    "one in two spellings": (
+        with_one(
+            "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight",
+            torch.zeros(4, 32),
+        ),
+        "are the same layer",
+    ),
     "deeper": (renamed(".lora_A.weight", ".lora_A.sql.one.weight"), "writes no such name"),
     "no B": (
         lambda tensors: {n: t for n, t in tensors.items() if n != f"{Q}.lora_B.weight"},
@@ -229,6 +236,51 @@ TENSORS = {
 def test_a_tensor_that_does_not_fit_is_refused_by_name(copied, refused, case):
     change, words = TENSORS[case]
     assert words in refused(copied("q-and-up", tensors=change))
+
+
+SPELLINGS = ["model.", "", "model.language_model.", "language_model.model.", "language_model."]
+
+
+@pytest.mark.parametrize("prefix", SPELLINGS)
+def test_modules_are_called_as_in_the_model_that_the_adapter_was_trained_on(
+    copied, made, sites, prefix
+):
+    """With images or without, with a head or without; target_modules and patterns too."""
+    own = prefix.replace(".", r"\.")
+    folder = copied(
+        "q-and-up",
+        tensors=renamed("base_model.model.model.", f"base_model.model.{prefix}"),
+        target_modules=rf"{own}layers\.\d\.(self_attn\.q|mlp\.up)_proj",
+        alpha_pattern={rf"{own}layers\.1\..*": 4},
+    )
+    expected = copied("q-and-up-too", of="q-and-up", alpha_pattern={r"model\.layers\.1\..*": 4})
+    assert_same(folder, expected, sites(made("llama").folder))
+
+
+def test_the_head_of_a_model_with_images_had_another_name(copied, made, sites):
+    older = renamed("base_model.model.", "base_model.model.language_model.")
+    folder = copied("embedding-and-head", tensors=older)
+    assert_same(folder, made("llama").adapters["embedding-and-head"], sites(made("llama").folder))
+
+
+def test_what_an_adapter_changes_of_images_is_left_out(copied, made, sites):
+    """No text passes through these layers, which PEFT adapts because of their names."""
+    prefix, end = "base_model.model.model.vision_tower.vision_model.encoder", "lora_A.weight"
+    vision = with_one(f"{prefix}.layers.0.self_attn.q_proj.{end}", torch.ones(4, 16))
+    folder = copied("q-and-up", tensors=vision)
+    assert_same(folder, made("llama").adapters["q-and-up"], sites(made("llama").folder))
+
+
+def assert_same(folder, expected, model_sites):
+    ours, theirs = (
+        read_adapter("mine", one, model_sites, torch.float32).pairs for one in (folder, expected)
+    )
+    assert ours.keys() == theirs.keys()
+    for row, pair in ours.items():
+        other = theirs[row]
+        assert torch.equal(pair.a, other.a)
+        assert torch.equal(pair.b, other.b)
+        assert pair.scale == other.scale
 
 
 def test_a_router_is_refused_by_name(tmp_path, copied, small_moe, sites):
