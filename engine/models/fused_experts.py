@@ -60,6 +60,10 @@ class FusedExperts(Weights):
         """Return the stored name of a module; a single expert keeps its own."""
         return self._source.module(name)
 
+    def spellings(self, name: str) -> Sequence[str]:
+        """Return what a config may call a module."""
+        return self._source.spellings(name)
+
     def has(self, name: str) -> bool:
         """Whether the source has a tensor, as such or as a part of another."""
         return self._source.has(self._find(name).name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from kiln.engine.errors import ModelError
@@ -45,11 +45,14 @@ class ModuleList:
             raise fields.error(name, f"it has {len(made)} expressions, at most {_MOST} are read")
         return cls(frozenset(entries), tuple(made))
 
-    def by_name(self, module: str) -> str | None:
-        """Return the entry that is, or whose expression matches, a module's name."""
-        if module in self.entries:
-            return module
-        return next((entry for entry, one in self.expressions if one.matches(module)), None)
+    def by_names(self, names: Sequence[str]) -> str | None:
+        """Return the entry that is, or whose expression matches, one of a module's names."""
+        for name in names:
+            if name in self.entries:
+                return name
+        return next(
+            (entry for entry, one in self.expressions if any(map(one.matches, names))), None
+        )
 
     def by_class(self, name: str) -> str | None:
         """Return the entry that names the class of a module."""

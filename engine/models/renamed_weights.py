@@ -35,6 +35,10 @@ class RenamedWeights(Weights):
                 return self._source.module(place)
         return self._source.module(name)
 
+    def spellings(self, name: str) -> Sequence[str]:
+        """Return what a config may call a module: it may be of another version than the files."""
+        return list(dict.fromkeys((self.module(name), *self.stored(name), name)))
+
     def has(self, name: str) -> bool:
         """Whether the source has a tensor."""
         return any(map(self._source.has, self.stored(name)))

@@ -27,6 +27,10 @@ class Weights(ABC):
         """Return the stored name of a module, which is another where a source renames tensors."""
         return name
 
+    def spellings(self, name: str) -> Sequence[str]:
+        """Return what a config may call a module, its stored name first."""
+        return (self.module(name),)
+
     @abstractmethod
     def has(self, name: str) -> bool:
         """Whether a checkpoint has a tensor that not every checkpoint has."""

@@ -85,7 +85,9 @@ class AWQ(Quantization):
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module. Raises ModelError if its tensors are of another."""
         wanted: bool | None = None
-        if role in ("embed_tokens", "lm_head") or any(one in name for one in self.ignored or ()):
+        names = source.spellings(name)
+        listed = any(one in spelled for one in self.ignored or () for spelled in names)
+        if role in ("embed_tokens", "lm_head") or listed:
             wanted = False
         elif self.ignored is not None and role not in GATES:
             wanted = True

@@ -13,6 +13,7 @@ Source: compressed-tensors' QuantizationConfig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kiln.engine.errors import ModelError
@@ -61,13 +62,13 @@ class CompressedTensors(Quantization):
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module."""
-        module, kind = source.module(name), "Embedding" if role == "embed_tokens" else "Linear"
-        self._settle(module, source)
-        ignored = self.ignored.by_name(module) or self.ignored.by_class(kind)
+        names, kind = source.spellings(name), "Embedding" if role == "embed_tokens" else "Linear"
+        self._settle(names, source)
+        ignored = self.ignored.by_names(names) or self.ignored.by_class(kind)
         if ignored is not None:
             check_module(source, name, None, f"ignore leaves it out by its entry {ignored[:80]!r}")
             return DENSE
-        found = self._targeting(module, kind)
+        found = self._targeting(names, kind)
         if found is None:
             check_module(source, name, None, "no group of config_groups targets it")
             return DENSE
@@ -76,27 +77,28 @@ class CompressedTensors(Quantization):
         check_module(source, name, group.scheme.suffixes, reason)
         return group.scheme
 
-    def _targeting(self, module: str, kind: str) -> tuple[Group, str] | None:
+    def _targeting(self, names: Sequence[str], kind: str) -> tuple[Group, str] | None:
         """Return the group that targets a module by name, else by class, and the target."""
-        by_name = [(one, one.targets.by_name(module)) for one in self.groups]
+        by_name = [(one, one.targets.by_names(names)) for one in self.groups]
         by_class = [(one, one.targets.by_class(kind)) for one in self.groups]
         for pairs in (by_name, by_class):
             found = [(group, target) for group, target in pairs if target is not None]
             if len(found) > 1:
                 both = " and ".join(f"{one.name} ({target[:80]!r})" for one, target in found[:2])
                 raise ModelError(
-                    f"{self.place}: the groups {both} of config_groups target {module}, and "
+                    f"{self.place}: the groups {both} of config_groups target {names[0]}, and "
                     "libraries differ in which one they choose"
                 )
             if found:
                 return found[0]
         return None
 
-    def _settle(self, module: str, source: Weights) -> None:
+    def _settle(self, names: Sequence[str], source: Weights) -> None:
         """Match all expressions with all modules of the source, unless that is done."""
-        if module in self._settled:
+        if self._settled.issuperset(names):
             return
-        new = {module, *names_beside(module, source)} - self._settled
+        beside = (names_beside(name, source) for name in names)
+        new = {*names}.union(*beside) - self._settled
         lists = (self.ignored, *(group.targets for group in self.groups))
         settle([one for each in lists for _, one in each.expressions], sorted(new), self.place)
         self._settled.update(new)

@@ -41,7 +41,8 @@ class FP8(Quantization):
         """Return the scheme of a module."""
         if role in ("embed_tokens", "lm_head", "router", "shared_expert_gate"):
             return DENSE
-        return DENSE if is_listed(name, self.ignored) else self.stored
+        names = source.spellings(name)
+        return DENSE if any(is_listed(one, self.ignored) for one in names) else self.stored
 
 
 def read(fields: Fields) -> FP8:

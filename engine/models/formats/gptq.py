@@ -52,14 +52,16 @@ class GPTQ(Quantization):
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module. Raises ModelError if its tensors are of another."""
-        (scheme,) = self.rules.first(source.module(name), source) or (self.stored,)
+        names = source.spellings(name)
+        found = (self.rules.first(one, source) for one in names)
+        (scheme,) = next(filter(None, found), (self.stored,))
         wanted: bool | None = None
         if role == "embed_tokens" or scheme is None:
             wanted = False
         elif role == "lm_head":
             wanted = self.head
         elif self.listed is not None:
-            wanted = any(f".{name}".endswith(f".{entry}") for entry in self.listed)
+            wanted = any(f".{one}".endswith(f".{entry}") for entry in self.listed for one in names)
         return scheme if is_packed(name, role, source, wanted) and scheme is not None else DENSE
 
 

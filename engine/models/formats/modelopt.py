@@ -72,7 +72,7 @@ class ModelOpt(Quantization):
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module."""
-        entry = self.excluded.entry(source.module(name))
+        entry = next(filter(None, map(self.excluded.entry, source.spellings(name))), None)
         if entry is not None or role == "embed_tokens":
             reason = (
                 f"it is excluded by {entry[:80]!r}" if entry else "embeddings are not quantised"

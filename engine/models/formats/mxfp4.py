@@ -29,9 +29,9 @@ class MXFP4(Quantization):
         """Return the scheme of a module."""
         if role not in ("gate_up_proj", "down_proj") or ".experts." not in name:
             return DENSE
-        listed = any(
-            fnmatchcase(name, entry) or fnmatchcase(name, f"{entry}.*") for entry in self.ignored
-        )
+        names = source.spellings(name)
+        wildcards = (end for entry in self.ignored for end in (entry, f"{entry}.*"))
+        listed = any(fnmatchcase(one, entry) for entry in wildcards for one in names)
         return DENSE if listed else StackedMXFP4()
 
 
