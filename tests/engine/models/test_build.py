@@ -14,6 +14,7 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.models.build import Builder
 from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.dummy_weights import DummyWeights
+from kiln.engine.models.norms import NormKind
 from kiln.engine.models.parameters import Parameters
 from kiln.engine.models.registry import known_families, read_model
 from kiln.engine.models.split import Split
@@ -83,6 +84,29 @@ def test_every_attention_layer_has_the_soft_cap_of_its_traits(tmp_path, small_co
     builder = Builder(config, DummyWeights(0, torch.float32), 64, torch.bfloat16, CPU)
     layers = family.build(builder, lambda done: None).attention_layers
     assert [layer.soft_cap for layer in layers] == [30.0] * config.num_layers
+
+
+NORMS = {  # of x̂ in float32 and the weight
+    NormKind.RMS: lambda x, weight: x.bfloat16() * weight,
+    NormKind.RMS_ROUND_ONCE: lambda x, weight: (x * weight.float()).bfloat16(),
+    NormKind.RMS_ZERO_CENTRED: lambda x, weight: (x * (1 + weight.float())).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_norms_of_a_family_are_of_its_kind(tmp_path, built, kind):
+    built("LlamaForCausalLM")
+    config = read_model(tmp_path)[1]
+    config = replace(config, traits=replace(config.traits, norm=kind))
+    build = Builder(config, DummyWeights(0, torch.float32), 64, torch.bfloat16, CPU)
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    normal = x.float() * (x.float().square().mean(-1, keepdim=True) + config.norm_eps).rsqrt()
+    norm, stream = build.norm("one", 64), build.stream_norm("other")
+    for out, weight in [
+        (norm(x), norm.weight), (stream(x.clone(), torch.zeros_like(x)), stream.weight)
+    ]:  # fmt: skip
+        differing = (out != NORMS[kind](normal, weight)).float().mean()
+        assert differing < 0.002  # of another kind: at least 0.1
 
 
 @pytest.mark.parametrize(("world", "heads", "kv_heads"), [(2, 2, 1), (4, 1, 1)])

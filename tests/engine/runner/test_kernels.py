@@ -9,6 +9,7 @@ import torch
 from depth import at_depth
 from greedy_models import COMMON, MODELS
 from kernel_calls import ask_everything
+from tiny.model import all_tiny
 
 from kiln import LLM
 from kiln.cache.env import EnvError, read
@@ -62,9 +63,10 @@ def load(folder, **settings):
 
 
 @pytest.mark.quick(6)
-@pytest.mark.parametrize("name", MODELS)
-def test_every_family_calls_all_that_it_loads_and_nothing_else(kernel_calls, folder_of, name):
-    with load(folder_of(name)) as llm:
+@pytest.mark.parametrize("name", all_tiny())
+def test_every_family_calls_all_that_it_loads_and_nothing_else(kernel_calls, tmp_path, name):
+    all_tiny()[name].save(tmp_path, hidden_size=256)
+    with load(tmp_path) as llm:
         ask_everything(llm)
     assert kernel_calls.called == kernel_calls.loaded
     assert len(kernel_calls.loaded) >= 8
