@@ -15,7 +15,10 @@ from kiln.engine.lora.sites import Part, Sites
 from kiln.engine.models.loader import build_without_weights
 from kiln.engine.models.registry import read_model
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
+    *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+)
 _GIB = 2**30
 
 

@@ -1,4 +1,4 @@
-"""A forward pass of Llama and Qwen3-MoE in float64, as a quantised checkpoint means it."""
+"""A forward pass of Llama, Phi-3 and Qwen3-MoE in float64, as a quantised checkpoint means it."""
 
 from __future__ import annotations
 
@@ -86,11 +86,19 @@ class Emulated:
         parts = self.ranks if name.endswith(("o_proj", "down_proj")) else 1
         return torch.cat([rule(part, module) for part in x.chunk(parts, dim=1)], dim=1)
 
+    def _parts(self, x: torch.Tensor, place: str, names: str, *sizes: int) -> list[torch.Tensor]:
+        """Return the outputs of several layers, which the checkpoint may have as one."""
+        fused = f"{place}{'qkv' if names == 'q k v' else names.replace(' ', '_')}_proj"
+        if f"{fused}.weight" in self.made.tensors:
+            return [*self._linear(x, fused).split(sizes, 1)]
+        return [self._linear(x, f"{place}{name}_proj") for name in names.split()]
+
     def _attention(self, x: torch.Tensor, place: str) -> torch.Tensor:
         config, size = self.made.config, self.made.config["head_dim"]
+        sizes = (config["num_attention_heads"] * size, *[config["num_key_value_heads"] * size] * 2)
         q, k, v = (
-            self._linear(x, f"{place}{part}_proj").view(len(x), -1, size).transpose(0, 1)
-            for part in "qkv"
+            part.view(len(x), -1, size).transpose(0, 1)
+            for part in self._parts(x, place, "q k v", *sizes)
         )
         if f"{place}q_norm.weight" in self.made.tensors:
             q, k = self._norm(q, f"{place}q_norm"), self._norm(k, f"{place}k_norm")
@@ -111,7 +119,8 @@ class Emulated:
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2)
 
     def _mlp(self, x: torch.Tensor, place: str) -> torch.Tensor:
-        gate, up = (self._linear(x, f"{place}{part}_proj") for part in ("gate", "up"))
+        inner = self.made.config["intermediate_size"]
+        gate, up = self._parts(x, place, "gate up", inner, inner)
         return self._linear(F.silu(gate) * up, f"{place}down_proj")
 
     def _experts(self, x: torch.Tensor, place: str) -> tuple[torch.Tensor, torch.Tensor]:

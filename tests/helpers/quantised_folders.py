@@ -44,6 +44,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True, "mlp_only_layers": [0], "attention_bias": False,
     },
 }  # fmt: skip
+FUSED = {  # q, k and v are one layer, and gate and up; differs from "llama" in these
+    "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": False,
+}  # fmt: skip
 # Parts of a layer differ in size, so that the scale of one is wrong for another.
 _GAINS = {"q_proj": 1.0, "k_proj": 2.0, "v_proj": 0.5, "gate_proj": 2.0, "up_proj": 0.7}
 
@@ -70,6 +73,12 @@ def layers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     for layer in range(config["num_hidden_layers"]):
         place = f"model.layers.{layer}."
+        if config["model_type"] == FUSED["model_type"]:
+            yield f"{place}self_attn.qkv_proj", (heads + 2 * kv_heads) * head, hidden
+            yield f"{place}self_attn.o_proj", hidden, heads * head
+            yield f"{place}mlp.gate_up_proj", 2 * config["intermediate_size"], hidden
+            yield f"{place}mlp.down_proj", hidden, config["intermediate_size"]
+            continue
         yield f"{place}self_attn.q_proj", heads * head, hidden
         yield f"{place}self_attn.k_proj", kv_heads * head, hidden
         yield f"{place}self_attn.v_proj", kv_heads * head, hidden

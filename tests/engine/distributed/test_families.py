@@ -1,11 +1,13 @@
-"""Two ranks answer as transformers does, whatever the family."""
+"""Two ranks answer as transformers does, and with adapters as PEFT, whatever the family."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import pytest
+from depth import at_depth
 from tiny.model import all_tiny
+from tiny_adapters import adapt, check
 from tiny_answers import ask, assert_agrees, draw_prompts
 
 pytestmark = pytest.mark.usefixtures("in_threads")
@@ -28,3 +30,9 @@ def test_ranks_answer_as_transformers(saved, llm_of, name):
     folder, logits = saved(name)
     llm = llm_of(folder, 2)
     assert_agrees(logits, ask(llm, draw_prompts(), whole=True))
+
+
+@pytest.mark.parametrize("name", at_depth(["phi4-mini"], list(all_tiny())))
+def test_adapters_of_ranks_are_pefts(tmp_path, llm_of, name):
+    folder, adapters, logits = adapt(name, tmp_path)
+    check(llm_of(folder, 2, lora_modules=adapters, max_loras=2), logits)

@@ -16,7 +16,7 @@ from packers.packer import all_packers
 from quantised_adapters import write_adapter
 from quantised_answers import EXACT, SHARE, ask, assert_agrees, draw_prompts
 from quantised_at_load import FLOATS
-from quantised_folders import cases, write
+from quantised_folders import FUSED, cases, write
 
 from kiln.engine.errors import ConfigError
 
@@ -95,6 +95,28 @@ def test_adapters_are_divided_beside_quantised_weights(
     folders = {form: str(tmp_path / form) for form in adapters}
     llm = llm_of(made.folder, world, lora_modules=folders, max_loras=2)
     forms = ["attention", None, "one", "attention"]
+    answers = ask(llm, draw_prompts((6, 9, 1, 11)), lora=forms)
+    models = [Emulated(made, ranks=world, adapter=adapters.get(form, {})) for form in forms]
+    assert_agrees(models, answers)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    "name",
+    at_depth(
+        ["fp8-blocks", "fp8-static", "awq-32", "gptq-act-order"],
+        sorted(name for name, one in PACKERS.items() if one.packs("model.layers.0.mlp.down_proj")),
+    ),
+)
+def test_a_layer_of_q_k_and_v_is_divided_with_its_adapters(llm_of, tmp_path, name, world):
+    """Each rank has a share of q, one of k and one of v, whatever the format."""
+    sizes = {**SIZES[2], **FUSED}
+    del sizes["moe_intermediate_size"]
+    made = write(tmp_path, PACKERS[name], "llama", config=sizes)
+    targets = ("qkv_proj", "gate_up_proj", "down_proj")
+    adapters = {"own": write_adapter(tmp_path / "own", made, 5, targets)}
+    llm = llm_of(made.folder, world, lora_modules={"own": str(tmp_path / "own")})
+    forms = ["own", None, None, "own"]
     answers = ask(llm, draw_prompts((6, 9, 1, 11)), lora=forms)
     models = [Emulated(made, ranks=world, adapter=adapters.get(form, {})) for form in forms]
     assert_agrees(models, answers)

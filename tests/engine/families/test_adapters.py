@@ -1,15 +1,14 @@
-"""Adapters on every family, and on two ranks: the answers are PEFT's."""
+"""Adapters on every family: the answers are PEFT's."""
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 
 import pytest
-import torch
 from depth import at_depth
 from tiny.model import all_tiny
-from tiny_answers import ask, assert_agrees, draw_prompts, serve
+from tiny_adapters import adapt, check
+from tiny_answers import serve
 
 GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
 
@@ -17,50 +16,7 @@ GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VE
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory):
     """Return a function from a tiny model's name to its folder, adapters, and logits with each."""
-
-    @cache
-    def make(name):
-        from peft import LoraConfig, PeftModel, get_peft_model
-
-        one, root = all_tiny()[name], tmp_path_factory.mktemp(name)
-        base = one.save(root / "model")
-        forms = {"all": (5, one.targets), "some": (3, one.targets[1::2])}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for form, (rank, targets) in forms.items():
-                config = LoraConfig(task_type="CAUSAL_LM", r=rank, target_modules=list(targets))
-                model = get_peft_model(base, config)
-                for parameter_name, parameter in model.named_parameters():
-                    if "lora_" in parameter_name:
-                        torch.nn.init.normal_(parameter, 0.0, 0.2)
-                model.save_pretrained(root / form)
-                base = model.unload()
-            model = PeftModel.from_pretrained(base, root / "all", adapter_name="all")
-            model.load_adapter(root / "some", "some")
-        model.eval()
-
-        def logits(form):
-            def run(token_ids, total):
-                if form is None:
-                    with torch.inference_mode(), model.disable_adapter():
-                        return one.logits(model, token_ids, total)
-                model.set_adapter(form)
-                with torch.inference_mode():
-                    return one.logits(model, token_ids, total)
-
-            return run
-
-        return root / "model", {form: str(root / form) for form in forms}, logits
-
-    return make
-
-
-def check(llm, logits):
-    """Ask for each adapter and for none, all in one batch."""
-    forms = [None, "all", "some", "all"]
-    answers = ask(llm, draw_prompts((9, 26, 17, 3)), whole=True, lora=forms)
-    for form, answer in zip(forms, answers, strict=True):
-        assert_agrees(logits(form), [answer])
+    return cache(lambda name: adapt(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.mark.quick(4)

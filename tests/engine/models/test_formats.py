@@ -27,12 +27,13 @@ EXPERT = "model.layers.0.mlp.experts.0."  # every format has experts
 NAME = f"{EXPERT}up_proj"
 
 
-def read(folder: Path, packer: Packer, outputs: Share, inputs: Share) -> Any:
-    """Return a module as a rank reads it."""
+def read(folder: Path, packer: Packer, outputs: Share | list[Share], inputs: Share) -> Any:
+    """Return a module as a rank reads it, or several runs of its outputs."""
     fields = Fields({"quantization_config": dict(packer.config)}, folder / "config.json")
     source = SafetensorsWeights(folder)
     scheme = read_quantization(fields, folder).scheme(NAME, "gate_up_proj", source)
-    return scheme.linear([Part(source, "l", NAME, outputs, inputs, torch.float32, CPU)])
+    runs = outputs if isinstance(outputs, list) else [outputs]
+    return scheme.linear([Part(source, "l", NAME, run, inputs, torch.float32, CPU) for run in runs])
 
 
 def write(folder: Path, packer: Packer, outputs: int, inputs: int) -> Packed:
@@ -75,6 +76,19 @@ def test_a_rank_has_its_share_of_outputs_and_inputs(tmp_path, name):
         weight = read(tmp_path, PACKERS[name], all_of(192), inputs)
         got = weight.dequantized(slice(None), torch.float32)
         torch.testing.assert_close(got, wanted[:, inputs.place].float(), rtol=2**-23, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted(PACKERS))
+def test_runs_of_the_outputs_of_a_module_are_kept_as_one_weight(tmp_path, name):
+    """As of a module of q, k and v, of which a rank has a share of each."""
+    packer, runs = PACKERS[name], [(40, 24), (136, 72), (250, 70)]
+    wanted = write(tmp_path, packer, 320, 256).weight.float()
+    shares = [Share(start, size, 320, size) for start, size in runs]
+    weight = read(tmp_path, packer, shares, all_of(256))
+    assert "+" not in weight.form
+    got = weight.dequantized(slice(None), torch.float32)[:, :256]
+    own = torch.cat([wanted[share.place] for share in shares])
+    torch.testing.assert_close(got, own, rtol=2**-23, atol=0)
 
 
 @pytest.mark.parametrize("name", sorted(PACKERS))

@@ -13,7 +13,7 @@ from kiln.engine.runner.inputs import StepInputs
 NEUTRAL = [1.0, 1.0, -math.inf, 1.0, 0.0, 0.0]
 
 
-def made(max_requests=6, max_tokens=20, max_model_len=17, max_drafts=0):
+def made(max_requests=6, max_tokens=20, max_model_len=17, max_drafts=0, long_start=0):
     inputs = StepInputs(
         max_requests=max_requests,
         max_tokens=max_tokens,
@@ -22,17 +22,21 @@ def made(max_requests=6, max_tokens=20, max_model_len=17, max_drafts=0):
         vocab_size=99,
         device=torch.device("cpu"),
         max_drafts=max_drafts,
+        long_start=long_start,
     )
     inputs.use_pool(torch.zeros(200, dtype=torch.int32))
     return inputs
 
 
-def row(index, tokens, before, blocks, samples, old=0, count=None, outputs=0, **params):
+def row(
+    index, tokens, before, blocks, samples, old=0, count=None, outputs=0, rotary_start=0, **params
+):
     params = SamplingParams(**params)
     count = len(tokens) if count is None else count
     return ScheduledRequest(
-        f"r{index}", index, count, before, tokens, old, blocks, samples, outputs, params, 9 + index
-    )
+        f"r{index}", index, count, before, tokens, old, blocks, samples, outputs, params, 9 + index,
+        rotary_start=rotary_start,
+    )  # fmt: skip
 
 
 def step(inputs, *rows):
@@ -60,6 +64,21 @@ def test_a_mixed_batch_is_laid_out_request_by_request():
     assert metadata.cu_seqlens_q.tolist() == [0, 3, 4, 6]
     assert metadata.seq_lens.tolist() == [6, 5, 2]
     assert (metadata.query_lens, metadata.kv_lens) == ((3, 1, 2), (6, 5, 2))
+
+
+def test_only_the_rows_of_the_rotary_table_are_others_for_a_long_request():
+    inputs = made(long_start=5)
+    for start, rows in ((0, [3, 4, 0, 1]), (5, [8, 9, 0, 1])):
+        one = row(3, [11, 12], 3, [7, 2], True, rotary_start=start, outputs=2)
+        found = step(inputs, one, row(5, [31, 32], 0, [9], True))
+        assert found.positions.tolist() == rows
+        assert found.metadata.slot_mapping.tolist() == [31, 8, 36, 37]
+        assert found.metadata.seq_lens.tolist() == [5, 2]
+        assert found.keys[:, 1].tolist() == [2, 0]
+        assert inputs.lengths(2).tolist() == [5, 2]
+    # The row keeps it for the next steps.
+    found = step(inputs, row(3, [], 5, [], True, old=2, count=1, outputs=3))
+    assert (found.positions.tolist(), inputs.lengths(1).tolist()) == ([10], [6])
 
 
 def test_a_row_keeps_its_blocks_and_settings_and_takes_the_token_it_sampled():
