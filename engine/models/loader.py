@@ -45,13 +45,7 @@ def load_model(  # noqa: PLR0913 (see Builder)
 
     Raises ModelError if the weights are missing, corrupt or do not match the config.
     """
-    for name in weights.names if family.unused else ():
-        if re.fullmatch(family.unused, name):
-            weights.ignore(name)
-    if config.wrapped:
-        weights = TextWeights(weights)
-    if config.traits.experts is not None:
-        weights = FusedExperts(weights, config.traits.experts)
+    weights = as_asked_for(family, config, weights)
     layers, total = config.num_layers, weights.progress[1] // split.world
 
     def tell(done: int) -> None:
@@ -67,6 +61,18 @@ def load_model(  # noqa: PLR0913 (see Builder)
     if total:
         progress("weights", total, total)
     return model
+
+
+def as_asked_for(family: Family, config: HFConfig, weights: Weights) -> Weights:
+    """Return a source with the names that the family's layers ask for."""
+    for name in weights.names if family.unused else ():
+        if re.fullmatch(family.unused, name):
+            weights.ignore(name)
+    if config.wrapped:
+        weights = TextWeights(weights)
+    if config.traits.experts is not None:
+        weights = FusedExperts(weights, config.traits.experts)
+    return weights
 
 
 def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) -> Weights:

@@ -98,6 +98,9 @@ class SafetensorsWeights(Weights):
         stored = self.dtype(name)
         try:
             self._check_size(path)  # to touch a map of what is no longer there ends the process
+            if out.is_meta:  # nothing to fill: the name and the shape are right
+                self._used.add(name)
+                return
             if self._copier is not None or out.is_cuda:
                 self._read(path, name, out, stored, shape, index)
             else:
@@ -182,16 +185,26 @@ class SafetensorsWeights(Weights):
         return homes
 
     def _open(self, path: Path) -> frozenset[str]:
-        if not path.is_file():
-            raise ModelError(_missing(path))
-        try:
-            self._sizes[path] = path.stat().st_size
-            self._files[path] = self._open_files.enter_context(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{path}: not a complete safetensors file ({error}): download it again"
-            ) from error
+        self._files[path] = self._open_files.enter_context(_opened(path))
+        self._sizes[path] = path.stat().st_size
         return frozenset(self._files[path].keys())
+
+
+def file_problems(folder: Path) -> list[str]:
+    """Return what is wrong with each file of a folder's weights. Raises ModelError for the index.
+
+    Empty if each of them can be opened.
+    """
+    index = folder / INDEX
+    paths = sorted(set(_read_index(index).values())) if index.exists() else [folder / SINGLE]
+    problems = []
+    for path in paths:
+        try:
+            with _opened(path):
+                pass
+        except ModelError as error:
+            problems.append(str(error))
+    return problems
 
 
 def stored_dtype(folder: Path) -> str:
@@ -206,6 +219,20 @@ def stored_dtype(folder: Path) -> str:
     floats = [dtype for dtype in found if dtype.is_floating_point and dtype.itemsize > 1]
     dtype = reduce(torch.promote_types, floats) if floats else torch.float32
     return str(torch.float32 if dtype == torch.float64 else dtype).removeprefix("torch.")
+
+
+def _opened(path: Path) -> Any:
+    """Return an open file. Raises ModelError if it is missing or incomplete."""
+    if not path.is_file():
+        raise ModelError(_missing(path))
+    try:
+        return safe_open(path, framework="pt")
+    except RuntimeError as error:  # of torch, which maps it
+        raise ModelError(f"{path}: cannot be mapped ({error})") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path}: not a complete safetensors file ({error}): download it again"
+        ) from error
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> ModelError:
