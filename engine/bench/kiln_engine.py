@@ -14,6 +14,7 @@ from kiln.engine.bench.engine import Adapters, BenchEngine, Tell, check_lengths
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM
+from kiln.engine.models.progress import announcement
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.device import resolve_device
 from kiln.engine.runner.model_runner import ModelRunner
@@ -40,7 +41,7 @@ class KilnEngine(BenchEngine):
         super().__init__(config)
 
         def progress(stage: str, done: int, total: int) -> None:
-            tell(f"{self.name}: {stage}")
+            tell(f"{self.name}: {announcement(stage, total)}")
 
         begun = time.perf_counter()
         self._llm = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)

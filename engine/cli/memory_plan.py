@@ -11,8 +11,11 @@ from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVShape
 from kiln.engine.models.costs import stored_bytes
+from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.loader import Progress
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.split import Split
+from kiln.engine.models.splitting import rank_attention
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 
 _GIB = 2**30
@@ -77,6 +80,19 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     shape = KVShape(config.attention, kv_dtype)
     blocks = pool // (shape.bytes_per_token * kv.block_size)
     return MemoryPlan(str(device), weights, pool, blocks * kv.block_size, config.max_positions)
+
+
+def plan_on_gpus(config: HFConfig, memory: int, world: int) -> MemoryPlan:
+    """Plan each of ``world`` GPUs of ``memory`` bytes, with the default settings.
+
+    The weights are in the checkpoint's dtype, and so is the pool.
+    """
+    kv = KVConfig()
+    weights = stored_bytes(config, config.dtype) // world
+    pool = max(0, int(kv.pool_memory("cuda") * memory) - weights)
+    shape = KVShape(rank_attention(config.attention, Split(0, world)), config.dtype)
+    tokens = pool // (shape.bytes_per_token * kv.block_size) * kv.block_size
+    return MemoryPlan("cuda", weights, pool, tokens, config.max_positions)
 
 
 def measure_memory(folder: Path, progress: Progress) -> MemoryPlan:

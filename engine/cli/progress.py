@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from kiln.engine.models.progress import amount, announcement
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -26,7 +28,7 @@ class LoadingDisplay:
             self._bars = rich.Progress(
                 rich.TextColumn("{task.description:<24}"),
                 rich.BarColumn(),
-                rich.MofNCompleteColumn(),
+                rich.TextColumn("{task.fields[amount]}"),
                 rich.TimeElapsedColumn(),
                 console=Console(stderr=True),
             )
@@ -37,12 +39,14 @@ class LoadingDisplay:
         if self._bars is None:
             if stage not in self._stages and not self._quiet:  # it begins
                 self._stages[stage] = None
-                print(f"{stage} …", file=sys.stderr, flush=True)
+                print(f"{announcement(stage, total)} …", file=sys.stderr, flush=True)
             return
         task = self._stages.get(stage)
         if task is None:
-            task = self._stages[stage] = self._bars.add_task(stage)
-        self._bars.update(task, completed=done, total=total or None)
+            task = self._stages[stage] = self._bars.add_task(stage, amount="")
+        elapsed = self._bars.tasks[self._bars.task_ids.index(task)].elapsed
+        text = amount(stage, done, total, elapsed or 0.0)
+        self._bars.update(task, completed=done, total=total or None, amount=text)
 
     def close(self) -> None:
         """Restore the terminal."""

@@ -56,6 +56,11 @@ class FusedExperts(Weights):
         """The names of all tensors as they are stored."""
         return self._source.names
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that were read so far, and those of all tensors."""
+        return self._source.progress
+
     def module(self, name: str) -> str:
         """Return the stored name of a module; a single expert keeps its own."""
         return self._source.module(name)

@@ -37,15 +37,34 @@ def load_model(  # noqa: PLR0913 (see Builder)
     split: Split = WHOLE,
     kv_dtype: torch.dtype | None = None,
 ) -> Model:
-    """Build a model that computes in ``dtype``; ``progress`` reports each layer as "weights".
+    """Build a model that computes in ``dtype``; ``progress`` reports each layer.
 
+    Its stage is "weights", in bytes of this rank, or "random weights", in layers.
     ``wrapper`` may replace its layers; see Parameters. ``split``: the part of this rank.
     ``kv_dtype``: of the KV pool, whose scales are read if it holds 8-bit floats; None: no such.
 
     Raises ModelError if the weights are missing, corrupt or do not match the config.
     """
-    total = config.num_layers
-    progress("weights", 0, total)
+    weights = as_asked_for(family, config, weights)
+    layers, total = config.num_layers, weights.progress[1] // split.world
+
+    def tell(done: int) -> None:
+        if total:
+            progress("weights", min(weights.progress[0], total), total)
+        else:
+            progress("random weights", done, layers)
+
+    tell(0)
+    builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split, kv_dtype)
+    model = family.build(builder, tell)
+    weights.finish()
+    if total:
+        progress("weights", total, total)
+    return model
+
+
+def as_asked_for(family: Family, config: HFConfig, weights: Weights) -> Weights:
+    """Return a source with the names that the family's layers ask for."""
     for name in weights.names if family.unused else ():
         if re.fullmatch(family.unused, name):
             weights.ignore(name)
@@ -53,10 +72,7 @@ def load_model(  # noqa: PLR0913 (see Builder)
         weights = TextWeights(weights)
     if config.traits.experts is not None:
         weights = FusedExperts(weights, config.traits.experts)
-    builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split, kv_dtype)
-    model = family.build(builder, lambda done: progress("weights", done, total))
-    weights.finish()
-    return model
+    return weights
 
 
 def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) -> Weights:

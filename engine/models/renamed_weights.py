@@ -28,6 +28,11 @@ class RenamedWeights(Weights):
         """The names of all tensors as they are stored."""
         return self._source.names
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that were read so far, and those of all tensors."""
+        return self._source.progress
+
     def module(self, name: str) -> str:
         """Return the stored name of a module."""
         for place in self.stored(name):

@@ -1,9 +1,10 @@
-"""Weights from one or several safetensors files, memory-mapped."""
+"""Weights from one or several safetensors files: memory-mapped, or read by threads for a GPU."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import ModelError
+from kiln.engine.models.file_extents import extents_of
 from kiln.engine.models.hub import INDEX, SINGLE
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.models.refused_formats import gguf_advice
+from kiln.engine.models.staged_copies import Copier, CudaCopier, StagedCopies
+from kiln.engine.models.tensor_file import TensorFile
 from kiln.engine.models.weights import Index, Weights, check_part
 
 _DTYPES = MappingProxyType(
@@ -40,19 +44,30 @@ _UNUSED = (".rotary_emb.inv_freq",)  # buffers in old checkpoints; Kiln computes
 class SafetensorsWeights(Weights):
     """The tensors of a model folder.
 
-    Raises ModelError, here or in ``fill``, if a file is missing, half-downloaded or corrupt.
+    Tensors for a GPU are read by threads; ``copier`` does the same for any device. Raises
+    ModelError, here or in ``fill``, if a file is missing, half-downloaded or corrupt.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copier: Copier | None = None) -> None:
         self._open_files = ExitStack()
         self._files: dict[Path, Any] = {}
+        self._sizes: dict[Path, int] = {}
         self._homes = self._find(folder)
         self._used: set[str] = set()
+        self._copier = copier
+        self._staged: StagedCopies | None = None
+        self._unmapped: dict[Path, TensorFile] = {}
+        self._bytes_read = 0
 
     @property
     def names(self) -> Set[str]:
         """The names of all tensors."""
         return self._homes.keys()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that were read so far, and those of all files."""
+        return self._bytes_read, sum(self._sizes.values())
 
     def has(self, name: str) -> bool:
         """Whether the files have a tensor."""
@@ -80,11 +95,48 @@ class SafetensorsWeights(Weights):
                 f"{path}: tensor {name} is {part.get_dtype()} {list(part.get_shape())}, "
                 f"config.json implies {list(shape)}"
             )
+        stored = self.dtype(name)
         try:
-            out.copy_(part[index or ...])
-        except (SafetensorError, OSError) as error:
+            self._check_size(path)  # to touch a map of what is no longer there ends the process
+            if out.is_meta:  # nothing to fill: the name and the shape are right
+                self._used.add(name)
+                return
+            if self._copier is not None or out.is_cuda:
+                self._read(path, name, out, stored, shape, index)
+            else:
+                out.copy_(part[index or ...])
+        except (SafetensorError, OSError, ValueError) as error:
             raise _unreadable(path, name, error) from error
         self._used.add(name)
+        self._bytes_read += out.numel() * stored.itemsize
+
+    def _check_size(self, path: Path) -> None:
+        """Raise OSError if a file has shrunk, or is gone."""
+        size, found = self._sizes[path], path.stat().st_size
+        if found < size:
+            raise OSError(f"the file had {size} bytes and has {found} now: download it again")
+
+    def _read(
+        self,
+        path: Path,
+        name: str,
+        out: torch.Tensor,
+        stored: torch.dtype,
+        shape: Sequence[int],
+        index: Index,
+    ) -> None:
+        """Copy by threads. Raises OSError, ValueError."""
+        if self._staged is None:
+            self._staged = StagedCopies(self._copier or CudaCopier())
+            self._open_files.callback(self._staged.close)
+        if path not in self._unmapped:
+            self._unmapped[path] = self._open_files.enter_context(closing(TensorFile(path)))
+        file = self._unmapped[path]
+        begin, end = file.place(name, math.prod(shape) * stored.itemsize)
+        places = extents_of(begin, stored.itemsize, shape, index)
+        self._staged.copy(out, stored, file.number, places)
+        if not index:  # other ranks read the rest of what they share
+            self._staged.read_ahead(file.number, end)
 
     def ignore(self, name: str) -> None:
         """Do not report a tensor as left over although the model does not use it."""
@@ -133,15 +185,26 @@ class SafetensorsWeights(Weights):
         return homes
 
     def _open(self, path: Path) -> frozenset[str]:
-        if not path.is_file():
-            raise ModelError(_missing(path))
-        try:
-            self._files[path] = self._open_files.enter_context(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{path}: not a complete safetensors file ({error}): download it again"
-            ) from error
+        self._files[path] = self._open_files.enter_context(_opened(path))
+        self._sizes[path] = path.stat().st_size
         return frozenset(self._files[path].keys())
+
+
+def file_problems(folder: Path) -> list[str]:
+    """Return what is wrong with each file of a folder's weights. Raises ModelError for the index.
+
+    Empty if each of them can be opened.
+    """
+    index = folder / INDEX
+    paths = sorted(set(_read_index(index).values())) if index.exists() else [folder / SINGLE]
+    problems = []
+    for path in paths:
+        try:
+            with _opened(path):
+                pass
+        except ModelError as error:
+            problems.append(str(error))
+    return problems
 
 
 def stored_dtype(folder: Path) -> str:
@@ -156,6 +219,20 @@ def stored_dtype(folder: Path) -> str:
     floats = [dtype for dtype in found if dtype.is_floating_point and dtype.itemsize > 1]
     dtype = reduce(torch.promote_types, floats) if floats else torch.float32
     return str(torch.float32 if dtype == torch.float64 else dtype).removeprefix("torch.")
+
+
+def _opened(path: Path) -> Any:
+    """Return an open file. Raises ModelError if it is missing or incomplete."""
+    if not path.is_file():
+        raise ModelError(_missing(path))
+    try:
+        return safe_open(path, framework="pt")
+    except RuntimeError as error:  # of torch, which maps it
+        raise ModelError(f"{path}: cannot be mapped ({error})") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path}: not a complete safetensors file ({error}): download it again"
+        ) from error
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> ModelError:

@@ -23,6 +23,11 @@ class Weights(ABC):
         """The names of all tensors as they are stored; none if the source makes them up."""
         return frozenset()
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes that were read so far, and those of all tensors; 0 if it makes them up."""
+        return 0, 0
+
     def module(self, name: str) -> str:
         """Return the stored name of a module, which is another where a source renames tensors."""
         return name
@@ -47,9 +52,10 @@ class Weights(ABC):
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Write a tensor of a known ``shape``, or the part at ``index``, into ``out``.
 
-        Values are converted to the dtype of ``out``. If possible, only the part is read. Raises
-        ModelError if the tensor is missing or has another shape, ValueError if ``out`` does not
-        have the part's shape.
+        Values are converted to the dtype of ``out``. If possible, only the part is read. On a GPU
+        the copy may still run when this returns: what follows on the current stream comes after it.
+        Raises ModelError if the tensor is missing or has another shape, ValueError if ``out`` does
+        not have the part's shape.
         """
 
     @abstractmethod

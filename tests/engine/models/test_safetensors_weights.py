@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
+from late_copier import LateCopier, PromptCopier
 from projections import whole_projection
 from safetensors.torch import save_file
 
@@ -40,8 +42,13 @@ def sharded(tmp_path):
     return tmp_path
 
 
-def load(folder):
-    return SafetensorsWeights(folder)
+def load(folder, copier=None):
+    return SafetensorsWeights(folder, copier)
+
+
+@pytest.fixture(params=[None, PromptCopier], ids=["mapped", "by-threads"])
+def copier(request):
+    return request.param and request.param()
 
 
 def tensor(weights, name, *shape):
@@ -49,8 +56,8 @@ def tensor(weights, name, *shape):
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
-def test_one_file_and_shards_give_the_same(layout, request):
-    weights = load(request.getfixturevalue(layout))
+def test_one_file_and_shards_give_the_same(layout, request, copier):
+    weights = load(request.getfixturevalue(layout), copier)
     linear = Parameters(weights, UNQUANTIZED, torch.float32, CPU).linear(
         whole_projection("ab", {"a": 2, "b": 4}, 3)
     )
@@ -75,10 +82,10 @@ def test_a_missing_tensor_is_named(single):
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 4), (2, 3, 1)])
-def test_another_shape_is_refused_with_both_shapes(single, shape):
+def test_another_shape_is_refused_with_both_shapes(single, shape, copier):
     wanted = r"model\.safetensors: tensor a\.weight is F32 \[2, 3\], config\.json implies"
     with pytest.raises(ModelError, match=wanted) as caught:
-        tensor(load(single), "a.weight", *shape)
+        tensor(load(single, copier), "a.weight", *shape)
     assert str(list(shape)) in str(caught.value)
 
 
@@ -96,8 +103,8 @@ def test_a_quantised_tensor_is_refused_by_the_layer_that_wants_it(tmp_path, dtyp
 @pytest.mark.parametrize(
     "index", [(slice(1, 3),), (slice(None), slice(1, 2)), (slice(3, None), slice(0, 2))]
 )
-def test_a_part_is_that_of_the_whole_in_the_dtype_of_out(single, index):
-    weights, whole = load(single), TENSORS["b.weight"]
+def test_a_part_is_that_of_the_whole_in_the_dtype_of_out(single, index, copier):
+    weights, whole = load(single, copier), TENSORS["b.weight"]
     part = torch.full(whole[index].shape, float("nan"), dtype=torch.float64)
     weights.fill("b.weight", part, (4, 3), index)
     assert torch.equal(part, whole[index].double())
@@ -136,6 +143,42 @@ def test_a_part_of_another_size_than_out_is_refused(single, sizes, index):
     for source in weights:
         with pytest.raises(ValueError, match=r"b\.weight: out is"):
             source.fill("b.weight", torch.empty(sizes), (4, 3), index)
+
+
+def test_a_file_that_shrinks_while_it_is_loaded_is_an_error(sharded, copier):
+    weights, path = load(sharded, copier), sharded / "model-2-of-2.safetensors"
+    tensor(weights, "a.weight", 2, 3)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(
+        ModelError, match=rf"{path.name}: tensor b\.weight cannot be read \(the file"
+    ):
+        tensor(weights, "b.weight", 4, 3)
+
+
+def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(single):
+    weights, path = load(single, PromptCopier()), single / "model.safetensors"
+    save_file({"b.weight": torch.ones(400)}, path.with_suffix(".new"))
+    path.with_suffix(".new").rename(path)
+    with pytest.raises(ModelError, match=r"tensor b\.weight cannot be read \(the file has changed"):
+        tensor(weights, "b.weight", 4, 3)
+
+
+def test_when_it_is_finished_all_copies_are(sharded):
+    weights = load(sharded, LateCopier(1))
+    made = {name: torch.zeros_like(one) for name, one in TENSORS.items()}
+    for name, out in made.items():
+        weights.fill(name, out, out.shape)
+    weights.finish()
+    assert all(torch.equal(made[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_progress_is_what_was_read_of_all_bytes(sharded, copier):
+    weights = load(sharded, copier)
+    whole = sum(path.stat().st_size for path in sharded.glob("*.safetensors"))
+    assert weights.progress == (0, whole)
+    tensor(weights, "norm", 5)
+    weights.fill("b.weight", torch.empty(2, 3, dtype=torch.float16), (4, 3), (slice(2),))
+    assert weights.progress == (5 * 2 + 6 * 4, whole)
 
 
 def test_leftover_tensors_show_that_the_config_is_wrong(single):

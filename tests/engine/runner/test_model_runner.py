@@ -202,11 +202,21 @@ def test_the_memory_of_the_largest_step_is_measured_in_a_pool_of_one_block(tmp_p
     assert order == ["measure", (2048, 64, 1), "done"]
 
 
-def test_loading_reports_every_layer(tmp_path):
+def test_loading_reports_the_bytes_of_every_layer(tmp_path):
     save(tmp_path, "Llama")
     heard = []
     runner(tmp_path, progress=lambda *call: heard.append(call))
-    assert heard == [("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2)]
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert {(stage, total) for stage, _, total in heard} == {("weights", size)}
+    start, first, second, end = (done for _, done, _ in heard)
+    assert 0 == start < first < second < end == size
+
+
+def test_random_weights_report_every_layer(tmp_path):
+    save(tmp_path, "Llama")
+    heard = []
+    runner(tmp_path, lambda *call: heard.append(call), load_format="dummy")
+    assert heard == [("random weights", layers, 2) for layers in range(3)]
 
 
 def test_the_limits_come_from_the_model_and_the_flags(tmp_path):
