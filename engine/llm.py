@@ -16,7 +16,7 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import Settings, offline_config
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import EngineClosedError, RequestError
-from kiln.engine.models.model_folder import resolve_model_folder
+from kiln.engine.models.model_folder import find_model_files
 from kiln.engine.requests.pooling import EmbeddingRequestOutput, PoolingParams
 from kiln.engine.requests.request import NewRequest, RequestOutput, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -91,11 +91,11 @@ class LLM:
         progress: Progress | None,
         chat_template: str | None = None,
     ) -> None:
-        folder = resolve_model_folder(config.model.model)
-        config = replace(config, model=replace(config.model, model=str(folder)))
+        files = find_model_files(config.model)
+        config = replace(config, model=config.model.at(files.folder, files.tokenizer))
         self.tokenizer = None
         if not skip_tokenizer_init:
-            self.tokenizer = Tokenizer.load_if_present(folder, chat_template)
+            self.tokenizer = Tokenizer.load_if_present(files, chat_template)
         self._core: EngineCore | None = EngineCore(config, progress)
         ready_guard().declare_ready()
         self._request_ids = itertools.count()

@@ -17,7 +17,9 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.models.hub import has_tokenizer
 from kiln.engine.models.model_folder import (
+    ModelFiles,
     eos_token_ids,
     model_vocab_size,
     read_json,
@@ -30,7 +32,6 @@ from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
 
-_OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 _SPECIAL_NAMES = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
@@ -62,11 +63,14 @@ class Tokenizer:
         self._bytes: dict[tuple[int, bool], bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
-        """Load the tokenizer of a model folder, with another chat template if one is given.
+    def load(cls, files: ModelFiles | Path, chat_template: str | None = None) -> Tokenizer:
+        """Load the tokenizer of a model, with another chat template if one is given.
 
-        Raises ModelError if missing or unreadable, ConfigError for the chat template.
+        ``files`` may be the folder alone. Raises ModelError if the tokenizer is missing or
+        unreadable, ConfigError for the chat template.
         """
+        files = files if isinstance(files, ModelFiles) else ModelFiles(files)
+        folder = files.tokenizer_folder
         config = read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # written by transformers before 4.33
             config |= read_json(folder / "special_tokens_map.json")
@@ -87,15 +91,17 @@ class Tokenizer:
             chat_templates=_chat_templates(folder, config)
             if chat_template is None
             else {"default": template_text(chat_template)},
-            eos_ids=eos_token_ids(folder),
-            model_vocab_size=model_vocab_size(folder),
+            eos_ids=eos_token_ids(files),
+            model_vocab_size=model_vocab_size(files),
         )
 
     @classmethod
-    def load_if_present(cls, folder: Path, chat_template: str | None = None) -> Tokenizer | None:
-        """Load a folder's tokenizer; None without one, for serving token ids only."""
-        present = any((folder / name).exists() for name in ("tokenizer.json", *_OLDER_FORMS))
-        return cls.load(folder, chat_template) if present else None
+    def load_if_present(
+        cls, files: ModelFiles | Path, chat_template: str | None = None
+    ) -> Tokenizer | None:
+        """Load a model's tokenizer; None without one, for serving token ids only."""
+        folder = files.tokenizer_folder if isinstance(files, ModelFiles) else files
+        return cls.load(files, chat_template) if has_tokenizer(folder) else None
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -233,7 +239,7 @@ def _backend(folder: Path) -> Backend:
 
 def _converted(folder: Path) -> Backend:
     """Convert an older tokenizer format with transformers."""
-    if not any((folder / name).exists() for name in _OLDER_FORMS):
+    if not has_tokenizer(folder):
         raise ModelError(
             f"{folder}: no tokenizer (tokenizer.json or an older format): copy it from the "
             "original model, or use prompts of token ids"
