@@ -29,9 +29,11 @@ from kiln.engine.models.sentencepiece_file import read_sentencepiece
 from kiln.engine.requests.sampling_params import check_surrogates
 from kiln.engine.text.chat_template import ChatTemplate, template_text
 from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
+from kiln.engine.text.template_files import DEFAULT, FOR_TOOLS, read_templates
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
 
+_MAX_SHOWN = 200  # characters of names
 _SPECIAL_NAMES = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
@@ -84,13 +86,14 @@ class Tokenizer:
         _add_missing_tokens(backend, folder, config)
         if path is None:
             _set_prefix_space(backend, config)
+        templates = read_templates(folder, config)
+        if chat_template is not None:
+            templates = {DEFAULT: template_text(chat_template, templates)}
         backend.encode_special_tokens = config.get("split_special_tokens") is True
         return cls(
             backend,
             special_tokens={name: token.content for name, token in _special_tokens(config).items()},
-            chat_templates=_chat_templates(folder, config)
-            if chat_template is None
-            else {"default": template_text(chat_template)},
+            chat_templates=templates,
             eos_ids=eos_token_ids(files),
             model_vocab_size=model_vocab_size(files),
         )
@@ -195,16 +198,21 @@ class Tokenizer:
 
         Raises RequestError if the model has none.
         """
-        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        name = FOR_TOOLS if with_tools and FOR_TOOLS in self._templates else DEFAULT
         if name not in self._templates:
-            raise RequestError(
-                "the model has no chat template: send a prompt to completions instead", "messages"
-            )
+            named = ", ".join(self._templates)[:_MAX_SHOWN]
+            problem = f"only templates named {named}: choose one by --chat-template"
+            problem = problem if named else "no chat template: send a prompt to completions instead"
+            raise RequestError(f"the model has {problem}", "messages")
         return self._templates[name]
 
     def other_template(self, chat_template: str) -> ChatTemplate:
-        """Return a template other than the model's. Raises ConfigError or ModelError."""
-        return ChatTemplate(template_text(chat_template), self.special_tokens)
+        """Return a template by its name, or one that is given as a file or as text.
+
+        Raises ConfigError or ModelError.
+        """
+        named = {name: template.source for name, template in self._templates.items()}
+        return ChatTemplate(template_text(chat_template, named), self.special_tokens)
 
     def render_chat(
         self,
@@ -328,16 +336,3 @@ def _byte_level(backend: Backend) -> list[Any]:
     step = backend.pre_tokenizer
     steps = list(cast(Any, step)) if isinstance(step, pre_tokenizers.Sequence) else [step]
     return [step for step in steps if isinstance(step, pre_tokenizers.ByteLevel)]
-
-
-def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name; template files override the config."""
-    files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
-    if (folder / "chat_template.jinja").exists():
-        files["default"] = folder / "chat_template.jinja"
-    if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    template = config.get("chat_template")
-    if isinstance(template, str):
-        return {"default": template}
-    return {entry["name"]: entry["template"] for entry in template or []}
