@@ -19,7 +19,8 @@ from kiln.engine.kv.host_tier import HostTier
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.lora.slots import AdapterSlots
-from kiln.engine.models.model_folder import eos_token_ids, find_model_files
+from kiln.engine.models.eos import eos_token_ids
+from kiln.engine.models.model_folder import find_model_files
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.requests.check import check_task, check_tokens
 from kiln.engine.requests.finish import check_some_token

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import Any, Protocol
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.hub import download, has_tokenizer
-from kiln.engine.models.sentencepiece_file import read_sentencepiece
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,56 +125,24 @@ def read_any_json(path: Path) -> Any:
         raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
 
 
-def eos_token_ids(files: ModelFiles) -> frozenset[int]:
-    """Return the EOS token ids of the model and of its tokenizer.
-
-    The model's are in generation_config.json, else in config.json, where a wrapper of several
-    models may have them in ``text_config``. Overrides of config.json come first. The tokenizer of a
-    fine-tuned model may name another, the end of a turn, which those files lack. Ids outside of the
-    model's vocabulary are dropped, with a warning. Raises ModelError if an entry is no id.
-    """
-    own = _tokenizer_eos(files.tokenizer_folder)
-    found = set() if own is None else {own}
-    path, config = files.folder / "generation_config.json", files.folder / "config.json"
-    places: list[tuple[Path | str, Mapping[str, Any]]] = [
-        ("--hf-overrides", files.overrides),
-        (path, read_json(path)),
-        (config, read_model_config(files)),
-    ]
-    for place, content in places:
-        ids = content.get("eos_token_id", _text_config(content).get("eos_token_id"))
-        if ids is not None:
-            listed = ids if isinstance(ids, list) else [ids]
-            if not all(type(token) is int for token in listed):
-                shown = repr(ids)[:80]
-                raise ModelError(
-                    f"{place}: eos_token_id is {shown}, want a token id or a list of ids"
-                )
-            found |= set(listed)
-            break
-    size = model_vocab_size(files)
-    drawn = frozenset(token for token in found if token >= 0 and (size is None or token < size))
-    for token in sorted(found - drawn):
-        logger.warning(
-            "%s: the EOS id %s is ignored: the model's vocabulary has %s tokens",
-            files.folder,
-            token,
-            size or "no negative",
-        )
-    return drawn
-
-
 def model_vocab_size(files: ModelFiles) -> int | None:
     """Return how many tokens the model can draw, by config.json; None if it does not say."""
     config = read_model_config(files)
-    size = _text_config(config).get("vocab_size", config.get("vocab_size"))
+    size = text_config(config).get("vocab_size", config.get("vocab_size"))
     return size if type(size) is int else None
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the language model that a model wraps; empty without one."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else {}
+
+
+def tekken_path(folder: Path) -> Path | None:
+    """Return the tekken.json of a folder without another tokenizer, or None."""
+    path = folder / "tekken.json"
+    others = (folder / "tokenizer.json").exists() or sentencepiece_path(folder) is not None
+    return path if path.is_file() and not others else None
 
 
 def sentencepiece_path(folder: Path) -> Path | None:
@@ -191,37 +155,3 @@ def sentencepiece_path(folder: Path) -> Path | None:
         return None
     with path.open("rb") as file:
         return path if file.read(1) == b"\n" else None  # the mark of the first piece
-
-
-def _tokenizer_eos(folder: Path) -> int | None:
-    """Return the id of the tokenizer's ``eos_token``, without loading the tokenizer."""
-    path = sentencepiece_path(folder)
-    model = None if path is None else read_sentencepiece(path)
-    config = read_json(folder / "tokenizer_config.json")
-    token = config.get("eos_token") or read_json(folder / "special_tokens_map.json").get(
-        "eos_token"
-    )
-    text = token.get("content") if isinstance(token, dict) else token
-    if model is not None and "eos_token" not in config:
-        text = text or model.special_tokens.get("eos_token")
-    if text is None:
-        return None
-    try:
-        for token_id, added in config.get("added_tokens_decoder", {}).items():
-            if added.get("content") == text:
-                return int(token_id)
-        tokenizer = read_json(folder / "tokenizer.json")
-        for added in tokenizer.get("added_tokens", []):
-            if added.get("content") == text:
-                return int(added["id"])
-        vocabulary = tokenizer.get("model", {}).get("vocab")
-        older = read_json(folder / "added_tokens.json")
-        known = vocabulary | older if isinstance(vocabulary, dict) else older
-        if model is not None:
-            known = {piece.text: index for index, piece in enumerate(model.pieces)} | known
-        return int(known[text]) if text in known else None
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{folder}: the id of the tokenizer's eos_token {str(text)[:80]!r} cannot be read "
-            f"({error}): are its files complete?"
-        ) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import meta
@@ -30,6 +30,13 @@ _OWN_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 )
 _OWN_VARIABLES |= {"conversation", "tokenize", "self", "caller", "loop", "varargs", "kwargs"}
+
+
+class Rendered(NamedTuple):
+    """A chat as text, and as tokens if it was written as such: else the text is tokenized."""
+
+    text: str
+    token_ids: list[int] | None = None
 
 
 class ChatTemplate:

@@ -1,9 +1,4 @@
-"""The model's tokenizer: text to tokens and back, and chats to tokens.
-
-``tokenizer.json`` is read with the tokenizers library, the Rust code that transformers also calls.
-This avoids the two seconds of importing transformers, which is used only to convert older formats,
-but for files of sentencepiece.
-"""
+"""The model's tokenizer: text to tokens and back, and chats to tokens."""
 
 from __future__ import annotations
 
@@ -11,32 +6,27 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.errors import RequestError
+from kiln.engine.models.eos import eos_token_ids
 from kiln.engine.models.hub import has_tokenizer
 from kiln.engine.models.model_folder import (
     ModelFiles,
-    eos_token_ids,
     model_vocab_size,
-    read_json,
-    sentencepiece_path,
+    tekken_path,
 )
-from kiln.engine.models.sentencepiece_file import read_sentencepiece
 from kiln.engine.requests.sampling_params import check_surrogates
-from kiln.engine.text.chat_template import ChatTemplate, template_text
-from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
+from kiln.engine.text.chat_template import ChatTemplate, Rendered, template_text
+from kiln.engine.text.mistral_chats import MistralChats
 from kiln.engine.text.template_files import DEFAULT, FOR_TOOLS, read_templates
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
+from kiln.engine.text.tokenizer_files import read_tokenizer, special_texts
 
 _MAX_SHOWN = 200  # characters of names
-_SPECIAL_NAMES = tuple(
-    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
 
 
 class Tokenizer:
@@ -50,6 +40,7 @@ class Tokenizer:
         chat_templates: dict[str, str] | None = None,
         eos_ids: frozenset[int] = frozenset(),
         model_vocab_size: int | None = None,
+        chats: MistralChats | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -61,50 +52,45 @@ class Tokenizer:
             name: ChatTemplate(source, self.special_tokens)
             for name, source in (chat_templates or {}).items()
         }
+        self._chats = chats
         self._piece = piece_decoder(backend)
         self._bytes: dict[tuple[int, bool], bytes] = {}
 
     @classmethod
-    def load(cls, files: ModelFiles | Path, chat_template: str | None = None) -> Tokenizer:
+    def load(
+        cls, files: ModelFiles | Path, chat_template: str | None = None, *, with_chats: bool = True
+    ) -> Tokenizer:
         """Load the tokenizer of a model, with another chat template if one is given.
 
-        ``files`` may be the folder alone. Raises ModelError if the tokenizer is missing or
-        unreadable, ConfigError for the chat template.
+        ``files`` may be the folder alone. ``with_chats`` false: only for texts. Raises ModelError
+        if the tokenizer is missing or unreadable, or if chats need a library that is, ConfigError
+        for the chat template.
         """
         files = files if isinstance(files, ModelFiles) else ModelFiles(files)
         folder = files.tokenizer_folder
-        config = read_json(folder / "tokenizer_config.json")
-        if "added_tokens_decoder" not in config:  # written by transformers before 4.33
-            config |= read_json(folder / "special_tokens_map.json")
-        path = sentencepiece_path(folder)
-        if path is None:
-            backend = _backend(folder)
-        else:
-            model = read_sentencepiece(path)
-            config = {**model.special_tokens, **config}
-            backend = sentencepiece_backend(model, path, config)
-        _add_missing_tokens(backend, folder, config)
-        if path is None:
-            _set_prefix_space(backend, config)
+        backend, config = read_tokenizer(folder)
         templates = read_templates(folder, config)
         if chat_template is not None:
             templates = {DEFAULT: template_text(chat_template, templates)}
-        backend.encode_special_tokens = config.get("split_special_tokens") is True
+        tekken = tekken_path(folder) if with_chats and not templates else None
         return cls(
             backend,
-            special_tokens={name: token.content for name, token in _special_tokens(config).items()},
+            special_tokens=special_texts(config),
             chat_templates=templates,
             eos_ids=eos_token_ids(files),
             model_vocab_size=model_vocab_size(files),
+            chats=None if tekken is None else MistralChats(tekken, backend),
         )
 
     @classmethod
     def load_if_present(
-        cls, files: ModelFiles | Path, chat_template: str | None = None
+        cls, files: ModelFiles | Path, chat_template: str | None = None, *, with_chats: bool = True
     ) -> Tokenizer | None:
         """Load a model's tokenizer; None without one, for serving token ids only."""
         folder = files.tokenizer_folder if isinstance(files, ModelFiles) else files
-        return cls.load(files, chat_template) if has_tokenizer(folder) else None
+        if not has_tokenizer(folder):
+            return None
+        return cls.load(files, chat_template, with_chats=with_chats)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -138,13 +124,14 @@ class Tokenizer:
 
     @property
     def chat_template_sources(self) -> list[str]:
-        """The texts of the chat templates; empty if there are none."""
-        return [template.source for template in self._templates.values()]
+        """The texts of the chat templates, or of what stands for one; empty if there are none."""
+        own = [] if self._chats is None else [self._chats.source]
+        return [template.source for template in self._templates.values()] + own
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chats can be rendered."""
-        return bool(self._templates)
+        return bool(self._templates) or self._chats is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with BOS and the like if ``add_special_tokens``.
@@ -193,11 +180,13 @@ class Tokenizer:
         """Return the tokens as they stand in the vocabulary; "" for an unknown id."""
         return [self.backend.id_to_token(token) or "" for token in token_ids]
 
-    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
+    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate | MistralChats:
         """Return the model's chat template; some models have one of its own for tools.
 
         Raises RequestError if the model has none.
         """
+        if self._chats is not None:
+            return self._chats
         name = FOR_TOOLS if with_tools and FOR_TOOLS in self._templates else DEFAULT
         if name not in self._templates:
             named = ", ".join(self._templates)[:_MAX_SHOWN]
@@ -221,118 +210,17 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: ChatTemplate | None = None,
         **options: Any,
-    ) -> str:
-        """Render a chat to text; the options are those of ``ChatTemplate.render``.
+    ) -> Rendered:
+        """Render a chat; the options are those of ``ChatTemplate.render``.
 
         Raises RequestError if the template rejects the messages, or if there is no template: the
         model has none, and ``chat_template`` is None.
         """
         template = chat_template or self.chat_template(with_tools=bool(tools))
-        return template.render(messages, tools=tools, **options)
+        made = template.render(messages, tools=tools, **options)
+        return made if isinstance(made, Rendered) else Rendered(made)
 
     def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
         """Render a chat as ``render_chat`` and tokenize it without adding a second BOS."""
-        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
-
-
-def _backend(folder: Path) -> Backend:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return _converted(folder)
-    try:
-        return Backend.from_file(str(path))
-    except Exception as error:  # the Rust library raises Exception itself
-        raise ModelError(f"{path}: cannot be read ({error}): is it complete?") from error
-
-
-def _converted(folder: Path) -> Backend:
-    """Convert an older tokenizer format with transformers."""
-    if not has_tokenizer(folder):
-        raise ModelError(
-            f"{folder}: no tokenizer (tokenizer.json or an older format): copy it from the "
-            "original model, or use prompts of token ids"
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{folder}: transformers cannot load its tokenizer: {error}") from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Backend):
-        raise ModelError(f"{folder}: its tokenizer {type(tokenizer).__name__} has no fast version")
-    return backend
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, AddedToken]:
-    """Return the named special tokens: ``bos_token`` and so on, and model-specific ones."""
-    extra = config.get("extra_special_tokens")
-    own = {name: token for name, token in config.items() if name.endswith("_token")}
-    named = {**dict.fromkeys(_SPECIAL_NAMES), **own, **(extra if isinstance(extra, dict) else {})}
-    tokens = {name: _special_token(value) for name, value in named.items()}
-    return {name: token for name, token in tokens.items() if token is not None}
-
-
-def _extra_special_tokens(config: dict[str, Any]) -> list[AddedToken]:
-    """Return the unnamed special tokens."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    tokens = [_special_token(value) for value in extra or [] if not isinstance(extra, dict)]
-    return [token for token in tokens if token is not None]
-
-
-def _special_token(value: object) -> AddedToken | None:
-    """Parse a string or an object; None for a flag such as ``add_bos_token: true``."""
-    if isinstance(value, str):
-        return AddedToken(value, special=True)
-    if not isinstance(value, dict) or "content" not in value:
-        return None
-    fields = {name: v for name, v in value.items() if name not in ("__type", "special")}
-    return AddedToken(**fields, special=True)
-
-
-def _add_missing_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
-    """Add the tokens of the files beside tokenizer.json, in the order of transformers.
-
-    First those of ``added_tokens_decoder``, else of added_tokens.json, in the order of their ids.
-    They replace those of tokenizer.json. Other special tokens follow.
-    """
-    special = [*_special_tokens(config).values(), *_extra_special_tokens(config)]
-    known = backend.get_added_tokens_decoder()
-    if "added_tokens_decoder" in config:
-        written = config["added_tokens_decoder"].items()
-        listed = {int(index): AddedToken(**token) for index, token in written}
-    else:
-        names = {token.content for token in special}
-        listed = {
-            index: AddedToken(text, normalized=text not in names, special=text in names)
-            for text, index in read_json(folder / "added_tokens.json").items()
-            if index not in known
-        }
-    tokens = [listed[index] for index in sorted(listed)]
-    seen = {token.content for token in (*known.values(), *tokens)}
-    for token in special:
-        if token.content not in seen:
-            seen.add(token.content)
-            tokens.append(token)
-    backend.add_tokens(tokens)
-
-
-def _set_prefix_space(backend: Backend, config: dict[str, Any]) -> None:
-    """Apply ``add_prefix_space`` for the three tokenizer classes for which transformers does."""
-    wanted = config.get("add_prefix_space")
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if kind == "LlamaTokenizer" and wanted is False and not _byte_level(backend):
-        backend.normalizer = None
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        backend.decoder = decoders.Sequence(parts)
-    if kind in ("GPT2Tokenizer", "Qwen2Tokenizer") and isinstance(wanted, bool):
-        for part in _byte_level(backend):
-            part.add_prefix_space = wanted
-
-
-def _byte_level(backend: Backend) -> list[Any]:
-    """Return the byte-level steps of the pre-tokenizer."""
-    step = backend.pre_tokenizer
-    steps = list(cast(Any, step)) if isinstance(step, pre_tokenizers.Sequence) else [step]
-    return [step for step in steps if isinstance(step, pre_tokenizers.ByteLevel)]
+        text, ids = self.render_chat(messages, **options)
+        return self.encode(text, add_special_tokens=False) if ids is None else ids

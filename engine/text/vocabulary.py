@@ -17,7 +17,7 @@ def vocabulary_of(model: ModelSettings) -> Any:
     Raises RequestError if the model has no tokenizer, or none that llguidance can read.
     """
     files = find_model_files(model)
-    tokenizer = Tokenizer.load_if_present(files)
+    tokenizer = Tokenizer.load_if_present(files, with_chats=False)
     if tokenizer is None:
         raise field_error(FIELD, "the model has no tokenizer, which it needs")
     size = model_vocab_size(files) or tokenizer.vocab_size

@@ -9,9 +9,9 @@ import pytest
 from kiln.engine.config import ModelConfig
 from kiln.engine.errors import ModelError
 from kiln.engine.models import model_folder
+from kiln.engine.models.eos import eos_token_ids
 from kiln.engine.models.model_folder import (
     ModelFiles,
-    eos_token_ids,
     find_model_files,
     model_vocab_size,
     read_json,
