@@ -77,9 +77,9 @@ class EngineCore:
         self.runner: Runner = load_runner(config, progress) if runner is None else runner
         limits = self.runner.limits or config.scheduler.for_device(self.runner.device_type)
         self.config = replace(config, scheduler=limits)
-        if eos is None:
-            eos = eos_token_ids(find_model_files(config.model))
         vocab_size, forces = self.runner.vocab_size, config.speculative.method is not None
+        if eos is None:
+            eos = eos_token_ids(find_model_files(config.model), vocab_size)
         read = vocabulary or partial(_vocabulary, config)
         self.grammars = GrammarMasks(read, vocab_size, eos, forces=forces)
         self._masks: MaskSource = masks or self.grammars

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln.engine.errors import ModelError
+from kiln.engine.models.fields import OVERRIDES
 from kiln.engine.models.model_folder import (
     ModelFiles,
     model_vocab_size,
@@ -23,24 +24,26 @@ from kiln.engine.models.tekken_file import EOS, read_tekken
 logger = logging.getLogger(__name__)
 
 
-def eos_token_ids(files: ModelFiles) -> frozenset[int]:
+def eos_token_ids(files: ModelFiles, vocab_size: int | None = None) -> frozenset[int]:
     """Return the EOS token ids of the model and of its tokenizer.
 
     The model's are in generation_config.json, else in config.json, where a wrapper of several
     models may have them in ``text_config``. Overrides of config.json come first. The tokenizer of a
     fine-tuned model may name another, the end of a turn, which those files lack. Ids outside of the
-    model's vocabulary are dropped, with a warning. Raises ModelError if an entry is no id.
+    model's vocabulary, which has ``vocab_size`` tokens or those of config.json, are dropped with a
+    warning. Raises ModelError if an entry is no id.
     """
     own = _tokenizer_eos(files.tokenizer_folder)
     found = set() if own is None else {own}
     path, config = files.folder / "generation_config.json", files.folder / "config.json"
     places: list[tuple[Path | str, Mapping[str, Any]]] = [
-        ("--hf-overrides", files.overrides),
+        (OVERRIDES, files.overrides),
         (path, read_json(path)),
         (config, read_model_config(files)),
     ]
     for place, content in places:
-        ids = content.get("eos_token_id", text_config(content).get("eos_token_id"))
+        ids = content.get("eos_token_id")
+        ids = text_config(content).get("eos_token_id") if ids is None else ids
         if ids is not None:
             listed = ids if isinstance(ids, list) else [ids]
             if not all(type(token) is int for token in listed):
@@ -50,7 +53,7 @@ def eos_token_ids(files: ModelFiles) -> frozenset[int]:
                 )
             found |= set(listed)
             break
-    size = model_vocab_size(files)
+    size = model_vocab_size(files) if vocab_size is None else vocab_size
     drawn = frozenset(token for token in found if token >= 0 and (size is None or token < size))
     for token in sorted(found - drawn):
         logger.warning(

@@ -128,7 +128,8 @@ def read_any_json(path: Path) -> Any:
 def model_vocab_size(files: ModelFiles) -> int | None:
     """Return how many tokens the model can draw, by config.json; None if it does not say."""
     config = read_model_config(files)
-    size = text_config(config).get("vocab_size", config.get("vocab_size"))
+    size = text_config(config).get("vocab_size")
+    size = config.get("vocab_size") if size is None else size
     return size if type(size) is int else None
 
 

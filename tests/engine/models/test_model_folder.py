@@ -173,11 +173,15 @@ def test_overrides_of_the_config_come_before_all_files(tmp_path):
 
 
 def test_a_model_that_wraps_a_language_model_has_its_vocabulary_and_eos(tmp_path):
-    write(tmp_path, config={"text_config": {"eos_token_id": [3, 50], "vocab_size": 50}})
+    null = {"eos_token_id": None}
+    write(tmp_path, config={**null, "text_config": {"eos_token_id": [3, 50], "vocab_size": 50}})
     assert model_vocab_size(ModelFiles(tmp_path)) == 50
     assert eos_token_ids(ModelFiles(tmp_path)) == {3}
     write(tmp_path, config={"eos_token_id": 4, "text_config": {"eos_token_id": 3}})
     assert eos_token_ids(ModelFiles(tmp_path)) == {4}
+    assert eos_token_ids(ModelFiles(tmp_path), vocab_size=4) == frozenset()
+    write(tmp_path, config={"vocab_size": 9, "text_config": {"vocab_size": None}})
+    assert model_vocab_size(ModelFiles(tmp_path)) == 9
 
 
 def test_another_tokenizer_brings_its_own_eos(tmp_path):
