@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from kiln.engine.errors import ConfigError
 
@@ -32,10 +34,19 @@ def _require(fine: bool, name: str, value: object, wanted: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The model. ``model`` is a folder in Hugging Face format or a hub id."""
+    """The model. ``model`` is a folder in Hugging Face format or a hub id.
+
+    ``revision`` is a branch, a tag or a commit of the hub's repository. ``tokenizer`` is another
+    folder or hub id to read the tokenizer and its chat templates from. ``hf_overrides`` is a JSON
+    object that is merged into config.json: null removes a key, and objects are merged key by key.
+    """
 
     model: str
     _: KW_ONLY
+    revision: str | None = None
+    tokenizer: str | None = None  # None: the model's own
+    tokenizer_revision: str | None = None
+    hf_overrides: str | None = None
     dtype: DType = "auto"
     device: str = "auto"
     load_format: LoadFormat = "auto"
@@ -55,6 +66,29 @@ class ModelConfig:
         _require(self.task in TASKS, "task", self.task, f"one of {', '.join(TASKS)}")
         if self.max_model_len is not None:
             _require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more")
+        for name in ("revision", "tokenizer", "tokenizer_revision"):
+            value = getattr(self, name)
+            _require(value is None or value.strip(), name, value, "unset, or not empty")
+        self.overrides  # noqa: B018 (it checks)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What ``hf_overrides`` says; empty if it is not set. Raises ConfigError."""
+        text = "{}" if self.hf_overrides is None else self.hf_overrides
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            read = None
+        fine = isinstance(read, dict)
+        _require(fine, "hf_overrides", text[:80], 'a JSON object, such as {"rope_theta": 1e6}')
+        return dict(read)
+
+    def at(self, folder: Path, tokenizer: Path | None = None) -> ModelConfig:
+        """Return the same model in local folders. ``tokenizer`` None: it is in ``folder``."""
+        own = None if tokenizer is None else str(tokenizer)
+        return replace(
+            self, model=str(folder), tokenizer=own, revision=None, tokenizer_revision=None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from kiln.engine.errors import ConfigError
 class Settings(TypedDict, total=False):
     """The settings of ``LLM``, by vLLM's names; those that are not given keep their defaults.
 
-    ``lora_modules`` maps the names of adapters to their folders.
+    ``lora_modules`` maps the names of adapters to their folders. ``hf_overrides`` is merged into
+    config.json.
     """
 
     device: str
@@ -36,6 +37,10 @@ class Settings(TypedDict, total=False):
     max_model_len: int | None
     seed: int | None
     task: Task
+    revision: str | None
+    tokenizer: str | None
+    tokenizer_revision: str | None
+    hf_overrides: Mapping[str, Any] | str | None
     block_size: int
     num_kv_blocks: int | None
     gpu_memory_utilization: float | None
@@ -92,10 +97,22 @@ def offline_config(model: str, settings: Settings) -> EngineConfig:
         own = _FIELDS.get(name, name)
         groups[group_of[own]][own] = not value if name.startswith("disable_") else value
     groups["speculative"] = checked_speculative(settings.get("speculative_config") or {})
+    groups["model"]["hf_overrides"] = _as_text(settings.get("hf_overrides"))
     modules, sizes = settings.get("lora_modules") or {}, settings.get("cuda_graph_bs")
     groups["lora"]["modules"] = tuple(LoRAModule(*each) for each in modules.items())
     groups["graphs"]["bs"] = None if sizes is None else tuple(sizes)
     return config_of(groups)
+
+
+def _as_text(overrides: Mapping[str, Any] | str | None) -> str | None:
+    """Return ``hf_overrides`` as JSON. Raises ConfigError."""
+    if overrides is None or isinstance(overrides, str):
+        return overrides
+    try:
+        return json.dumps(dict(overrides))
+    except (TypeError, ValueError) as error:
+        shown = repr(overrides)[:80]
+        raise ConfigError(f"hf_overrides={shown}: cannot be written as JSON: {error}") from error
 
 
 def checked_speculative(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from kiln.engine.kv.host_tier import HostTier
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.lora.slots import AdapterSlots
-from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
+from kiln.engine.models.eos import eos_token_ids
+from kiln.engine.models.model_folder import find_model_files
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.requests.check import check_task, check_tokens
 from kiln.engine.requests.finish import check_some_token
@@ -76,10 +77,10 @@ class EngineCore:
         self.runner: Runner = load_runner(config, progress) if runner is None else runner
         limits = self.runner.limits or config.scheduler.for_device(self.runner.device_type)
         self.config = replace(config, scheduler=limits)
-        if eos is None:
-            eos = eos_token_ids(resolve_model_folder(config.model.model))
         vocab_size, forces = self.runner.vocab_size, config.speculative.method is not None
-        read = vocabulary or partial(_vocabulary, config.model.model)
+        if eos is None:
+            eos = eos_token_ids(find_model_files(config.model), vocab_size)
+        read = vocabulary or partial(_vocabulary, config)
         self.grammars = GrammarMasks(read, vocab_size, eos, forces=forces)
         self._masks: MaskSource = masks or self.grammars
         slots, host = AdapterSlots(self.runner.adapter_store), self.runner.host_blocks
@@ -340,8 +341,8 @@ def load_runner(
     return load.load_runner(config, progress, on_lost)
 
 
-def _vocabulary(model: str) -> Any:
+def _vocabulary(config: EngineConfig) -> Any:
     # Imported here: without grammars this process needs no tokenizer.
     from kiln.engine.text.vocabulary import vocabulary_of
 
-    return vocabulary_of(model)
+    return vocabulary_of(config.model)

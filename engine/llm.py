@@ -16,7 +16,7 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import Settings, offline_config
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import EngineClosedError, RequestError
-from kiln.engine.models.model_folder import resolve_model_folder
+from kiln.engine.models.model_folder import find_model_files
 from kiln.engine.requests.pooling import EmbeddingRequestOutput, PoolingParams
 from kiln.engine.requests.request import NewRequest, RequestOutput, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -41,10 +41,10 @@ class LLM:
     """A model loaded in this process, for batches of prompts.
 
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
-    token ids, and so it does with ``skip_tokenizer_init``. ``chat_template`` is a file or the text
-    of a template in the place of the model's own. The other keywords are those of
-    ``kiln.engine.config_forms.Settings``. ``seed`` fixes the tokens of requests without a seed,
-    which otherwise differ from one LLM to the next. ``speculative_config`` is
+    token ids, and so it does with ``skip_tokenizer_init``. ``chat_template`` is a file, the text of
+    a template in the place of the model's own, or the name of one of these. The other keywords are
+    those of ``kiln.engine.config_forms.Settings``. ``seed`` fixes the tokens of requests without a
+    seed, which otherwise differ from one LLM to the next. ``speculative_config`` is
     ``{"method": "ngram", "num_speculative_tokens": 3, …}``. ``tensor_parallel_size`` above 1 shares
     the model with that many less one processes, which ``close`` stops; the end of a ``with`` block
     does so too. Raises ConfigError or ModelError if the model cannot be served, AdapterError naming
@@ -91,11 +91,11 @@ class LLM:
         progress: Progress | None,
         chat_template: str | None = None,
     ) -> None:
-        folder = resolve_model_folder(config.model.model)
-        config = replace(config, model=replace(config.model, model=str(folder)))
+        files = find_model_files(config.model)
+        config = replace(config, model=config.model.at(files.folder, files.tokenizer))
         self.tokenizer = None
         if not skip_tokenizer_init:
-            self.tokenizer = Tokenizer.load_if_present(folder, chat_template)
+            self.tokenizer = Tokenizer.load_if_present(files, chat_template)
         self._core: EngineCore | None = EngineCore(config, progress)
         ready_guard().declare_ready()
         self._request_ids = itertools.count()
@@ -189,10 +189,10 @@ class LLM:
         """Answer one conversation, or a list of them, through the model's chat template.
 
         ``lora`` and ``priority`` as in ``generate``. ``chat_template`` is another template, as a
-        file or as text, ``chat_template_content_format`` "string" or "openai" (parts) the form of
-        content that it gets, and ``chat_template_kwargs`` are variables of it. ``tools`` are shown
-        to the model. With ``continue_final_message`` the answer is the rest of the last message.
-        Raises RequestError.
+        file, as text or by its name, ``chat_template_content_format`` "string" or "openai" (parts)
+        the form of content that it gets, and ``chat_template_kwargs`` are variables of it.
+        ``tools`` are shown to the model. With ``continue_final_message`` the answer is the rest of
+        the last message. Raises RequestError.
 
         >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text  # doctest: +SKIP
         'Hi! How can I help?'

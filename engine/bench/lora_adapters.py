@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -37,11 +38,21 @@ class RandomAdapter:
 
     @classmethod
     def of_model(
-        cls, folder: Path, rank: int, dtype: torch.dtype, *, std: float = 0.02, seed: int = 0
+        cls,
+        folder: Path,
+        rank: int,
+        dtype: torch.dtype,
+        *,
+        std: float = 0.02,
+        seed: int = 0,
+        overrides: Mapping[str, Any] | None = None,
     ) -> RandomAdapter:
-        """Return the adapter of the model in a folder. Raises ModelError."""
+        """Return the adapter of the model in a folder. Raises ModelError.
+
+        ``overrides`` are merged into config.json.
+        """
         sites = Sites()
-        build_without_weights(*read_model(folder), sites)
+        build_without_weights(*read_model(folder, overrides=overrides), sites)
         targets = tuple(one for one in sites.parts if one.name.rpartition(".")[2] in TARGETS)
         return cls(targets, rank, dtype, std, seed)
 

@@ -9,13 +9,12 @@ import asyncio
 import random
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from kiln.engine.bench.load_client import Arrivals, LoadError, Measured, run_load
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.bench.workload import MixedLoad, throughput
 from kiln.engine.errors import ModelError
-from kiln.engine.models.model_folder import read_json
+from kiln.engine.models.model_folder import ModelFiles, model_vocab_size
 
 _CHANCE = random.SystemRandom()
 _WARM_UP_TOKENS = 4
@@ -33,14 +32,14 @@ _COLUMNS = {
 }
 
 
-def make_prompts(folder: Path, count: int, longest: int) -> list[list[int]]:
+def make_prompts(files: ModelFiles, count: int, longest: int) -> list[list[int]]:
     """Return random prompts for a model, each of ``longest / 4`` to ``longest`` tokens.
 
     They are the same in every run. Raises ModelError if config.json names no vocabulary.
     """
-    vocabulary = read_json(folder / "config.json").get("vocab_size")
-    if not isinstance(vocabulary, int) or vocabulary < 1:
-        raise ModelError(f"{folder}: config.json has no vocab_size to draw prompts from")
+    vocabulary = model_vocab_size(files)
+    if vocabulary is None or vocabulary < 1:
+        raise ModelError(f"{files.folder}: config.json has no vocab_size to draw prompts from")
     return MixedLoad(count, (max(1, longest // 4), longest)).draw(vocabulary)[0]
 
 

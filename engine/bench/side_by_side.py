@@ -29,7 +29,9 @@ class Subject:
     def __init__(self, name: str, config: EngineConfig) -> None:
         self.name = name
         self.config = config
-        self.model: HFConfig = read_model(Path(config.model.model), config.model.quantization)[1]
+        given = config.model
+        read = read_model(Path(given.model), given.quantization, given.overrides)
+        self.model: HFConfig = read[1]
         self.device = resolve_device(config.model.device)
         self.dtype = resolve_dtype(config.model.dtype, self.model, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from kiln.engine.bench.engine import Adapters, BenchEngine, BenchError, check_lengths
 from kiln.engine.config import EngineConfig
+from kiln.engine.models.model_folder import ModelFiles, read_model_config
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
 
@@ -137,11 +138,16 @@ def _load(config: EngineConfig, place: torch.device) -> Any:
     """Return the model with its weights, or with random ones for ``dummy``."""
     transformers.utils.logging.disable_progress_bar()  # the benchmark has its own display
     folder = Path(config.model.model)
-    _, read = read_model(folder)
+    _, read = read_model(folder, overrides=config.model.overrides)
     dtype = resolve_dtype(config.model.dtype, read, place)
+    shape = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model.overrides:
+        content = read_model_config(ModelFiles(folder, config.model.overrides))
+        shape = type(shape).from_dict(content)
     if config.model.load_format == "dummy":
         with place:  # random numbers of a large model would take a CPU minutes
-            shape = AutoConfig.from_pretrained(folder, local_files_only=True)
             return AutoModelForCausalLM.from_config(shape, dtype=dtype).eval()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=shape, dtype=dtype, local_files_only=True
+    )
     return model.to(place).eval()

@@ -112,13 +112,15 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
     """Return the keywords of ``vllm.LLM`` for a config of Kiln on a GPU."""
     model, limits, budget = config.model, config.scheduler, config.scheduler.max_num_batched_tokens
     folder, ranks = Path(model.model), config.parallel.tensor_parallel_size
-    dtype = resolve_dtype(model.dtype, read_model(folder)[1], resolve_device(model.device))
+    read = read_model(folder, overrides=model.overrides)[1]
+    dtype = resolve_dtype(model.dtype, read, resolve_device(model.device))
     return {
         "model": str(folder.resolve()),
         "load_format": model.load_format,
         "skip_tokenizer_init": True,
         "dtype": str(dtype).removeprefix("torch."),
         **({} if model.quantization is None else {"quantization": model.quantization}),
+        **({} if model.hf_overrides is None else {"hf_overrides": model.overrides}),
         "kv_cache_dtype": config.kv.kv_cache_dtype,
         "max_model_len": model.max_model_len,
         "max_num_seqs": limits.max_num_seqs,

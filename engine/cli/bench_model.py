@@ -19,6 +19,7 @@ from kiln.engine.cli.options import (
     add_engine_arguments,
     engine_config,
     find_model,
+    located,
     model_of,
     served_name,
 )
@@ -143,13 +144,13 @@ def _subject(args: argparse.Namespace, parent: Path) -> tuple[str, EngineConfig]
                 f"model {model!r}: no such folder, not a hub id such as org/name, and not one "
                 f"of the built-in shapes {', '.join(SHAPES)}"
             )
-        return served_name(args), engine_config(args, find_model(args))
+        return served_name(args), find_model(args)[0]
     if args.load_format == "auto":
         raise ConfigError(
             f"--load-format auto: the built-in shape {model} has no weights to load; leave "
             "the flag out for random ones"
         )
-    config = engine_config(args, write_shape(model, parent))
+    config, _ = located(engine_config(args, write_shape(model, parent)))
     return model, replace(config, model=replace(config.model, load_format="dummy"))
 
 
@@ -196,7 +197,8 @@ def _with_limits(
 
     context = config.model.max_model_len
     if context is None:
-        _, read = read_model(Path(config.model.model))
+        model = config.model
+        _, read = read_model(Path(model.model), model.quantization, model.overrides)
         context = min(read.max_positions, max(_MAX_MODEL_LEN, longest))
     limits = config.scheduler
     if args.max_num_seqs is None:

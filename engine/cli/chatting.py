@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ from kiln.engine.cli.events import EventReader
 from kiln.engine.cli.progress import LoadingDisplay
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError, RequestError
+from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.requests.request import NewRequest
@@ -77,16 +77,16 @@ class ServerChat:
 class EngineChat:
     """An engine in its own process."""
 
-    def __init__(self, config: EngineConfig, folder: Path, options: dict[str, Any]) -> None:
+    def __init__(self, config: EngineConfig, files: ModelFiles, options: dict[str, Any]) -> None:
         # The model's settings, overridden by the user's; refused before a process is started.
-        defaults = asdict(read_defaults(folder))
+        defaults = asdict(read_defaults(files.folder))
         self._params = SamplingParams(**{**defaults, "max_tokens": None, **options})
         self._process = EngineProcess.spawn(config)
         self._display = LoadingDisplay()
-        self._tokenizer = Tokenizer.load_if_present(folder)
+        self._tokenizer = Tokenizer.load_if_present(files)
         self._client: EngineClient | None = None
         self._count = 0
-        self.name = folder.name
+        self.name = files.folder.name
 
     async def open(self) -> None:
         """Load the model. Raises what loading raises."""

@@ -14,6 +14,29 @@ def _dtype(text: str) -> str:
 MODEL = group(
     "model",
     Flag(
+        "--revision",
+        "branch, tag or commit of MODEL on the hub; default: its main branch",
+        "model.revision",
+    ),
+    Flag(
+        "--tokenizer",
+        "folder or hub id of the tokenizer and its chat templates; default: MODEL",
+        "model.tokenizer",
+    ),
+    Flag(
+        "--tokenizer-revision",
+        "branch, tag or commit of the tokenizer's repository; without --tokenizer that of MODEL",
+        "model.tokenizer_revision",
+        metavar="REVISION",
+    ),
+    Flag(
+        "--hf-overrides",
+        "merged into config.json, objects key by key, as in "
+        '{"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}; null removes a key',
+        "model.hf_overrides",
+        metavar="JSON",
+    ),
+    Flag(
         "--dtype",
         "auto: the checkpoint's; half and float are float16 and float32",
         "model.dtype",

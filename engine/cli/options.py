@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.flags import add_groups, command_line, settings_of
 from kiln.engine.config import EngineConfig, LoRAModule
 from kiln.engine.config_forms import checked_speculative, config_of
 from kiln.engine.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from kiln.engine.models.model_folder import ModelFiles
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 
@@ -28,13 +32,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_groups(parser, ENGINE)
 
 
-def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
-    """Return the flags as a configuration of the model in ``folder``. Raises ConfigError.
+def engine_config(args: argparse.Namespace, model: Path | str) -> EngineConfig:
+    """Return the flags as a configuration of a model. Raises ConfigError.
 
     A setting whose flag is not given keeps its default.
     """
     given = settings_of(args, (*ENGINE, LORA))
-    given.setdefault("model", {})["model"] = str(folder)
+    given.setdefault("model", {})["model"] = str(model)
     given.setdefault("lora", {})["modules"] = lora_modules(args)
     given["speculative"] = _speculative(args)
     config = config_of(given)
@@ -111,14 +115,26 @@ def served_name(args: argparse.Namespace) -> str:
     return served_names(args)[0]
 
 
-def find_model(args: argparse.Namespace) -> Path:
-    """Return the model's folder; download a hub id. Raises ModelError and ConfigError."""
-    from kiln.engine.models.model_folder import resolve_model_folder
+def find_model(args: argparse.Namespace) -> tuple[EngineConfig, ModelFiles]:
+    """Return the flags as a configuration, and the files of the model, as ``located`` does.
 
+    Raises ModelError and ConfigError.
+    """
     model = model_of(args)
     if model == str(DEMO_FOLDER) and not (DEMO_FOLDER / "config.json").exists():
         raise ModelError(f"{DEMO_FOLDER}: the demo model is missing; give a model folder")
-    return resolve_model_folder(model)
+    return located(engine_config(args, model))
+
+
+def located(config: EngineConfig) -> tuple[EngineConfig, ModelFiles]:
+    """Return a configuration with folders in the place of hub ids, and the files of the model.
+
+    What this machine lacks is downloaded. Raises ModelError.
+    """
+    from kiln.engine.models.model_folder import find_model_files
+
+    files = find_model_files(config.model)
+    return replace(config, model=config.model.at(files.folder, files.tokenizer)), files
 
 
 def engine_flags(args: argparse.Namespace) -> list[str]:

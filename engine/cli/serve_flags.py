@@ -45,7 +45,11 @@ SERVER = group(
 )
 CHATS = group(
     "chats",
-    Flag("--chat-template", "in place of the model's own; also its text itself", metavar="FILE"),
+    Flag(
+        "--chat-template",
+        "in place of the model's own; also its text itself, or the name of one of the model's",
+        metavar="FILE",
+    ),
     Flag(
         "--tool-call-parser",
         "format of tool calls, such as hermes or qwen3_coder; none: calls stay text. "

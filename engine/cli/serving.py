@@ -7,7 +7,6 @@ import asyncio
 import socket
 import time
 from contextlib import closing
-from pathlib import Path
 
 import kiln
 from kiln.engine.cli.listen import url_of
@@ -15,6 +14,7 @@ from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.cli.origins import read_origins
 from kiln.engine.cli.progress import LoadingDisplay
 from kiln.engine.cli.reply_flags import reply_formats
+from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
@@ -27,16 +27,16 @@ def run_server(
     args: argparse.Namespace,
     process: EngineProcess,
     listener: socket.socket,
-    folder: Path,
+    files: ModelFiles,
     api_key: str | None,
 ) -> int:
     """Serve until a signal and return 0. Raises KilnError if the engine fails."""
-    tokenizer = Tokenizer.load_if_present(folder, args.chat_template)
+    tokenizer = Tokenizer.load_if_present(files, args.chat_template)
     names = tuple(module.name for module in lora_modules(args))
     templates = [] if tokenizer is None else tokenizer.chat_template_sources
     settings = ServerSettings(
         served_names(args),
-        read_defaults(folder),
+        read_defaults(files.folder),
         api_key,
         names,
         allowed_origins=read_origins(args.allowed_origins or ()),

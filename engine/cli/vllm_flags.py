@@ -13,15 +13,12 @@ from types import MappingProxyType
 # Flags -> the reason, and what to do.
 _REASONS = {
     "--trust-remote-code --code-revision": "it never runs code from a model's folder; leave it out",
-    "--tokenizer": "it reads the tokenizer in the folder of MODEL; put the files there",
     "--skip-tokenizer-init": "a model without tokenizer files is served with token ids",
     "--tokenizer-mode": "the tokenizer's files decide",
-    "--tokenizer-revision --revision --hf-config-path": (
-        "give MODEL as a folder that holds the files you want"
-    ),
+    "--hf-config-path": "--hf-overrides changes config.json in the folder of MODEL",
     "--config-format": "it reads config.json of the Hugging Face format",
     "--hf-token": "log in with the Hugging Face tools, whose token it uses",
-    "--hf-overrides --rope-scaling --rope-theta": "edit config.json in the folder of MODEL",
+    "--rope-scaling --rope-theta": "--hf-overrides changes config.json",
     "--download-dir": "the Hugging Face tools' own variables say where files are kept",
     "--safetensors-load-strategy": "weights are always mapped and read once",
     "--model-loader-extra-config": "weights are safetensors files and are read directly",

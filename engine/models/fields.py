@@ -9,11 +9,16 @@ from typing import Any
 
 from kiln.engine.errors import ModelError
 
+OVERRIDES = "--hf-overrides"  # stands for the file in errors about what it says
 _REQUIRED = object()
 
 
 class Fields:
-    """The fields of one JSON object. As in transformers, ``null`` means absent."""
+    """The fields of one JSON object. As in transformers, ``null`` means absent.
+
+    ``names``: what a field is called here, where that differs from its usual name. ``overrides``:
+    those of the values that the user gave in the place of the file's.
+    """
 
     def __init__(
         self,
@@ -21,12 +26,13 @@ class Fields:
         path: Path,
         prefix: str = "",
         names: Mapping[str, str] = MappingProxyType({}),
+        overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """``names``: what a field is called here, where that differs from its usual name."""
         self._values = values
         self._path = path
         self._prefix = prefix
         self._names = names
+        self._overrides = overrides
 
     def __contains__(self, name: str) -> bool:
         return self.value(name) is not None
@@ -46,7 +52,11 @@ class Fields:
     def error(self, name: str, problem: str) -> ModelError:
         """Return a ModelError about one field."""
         value, name = repr(self.value(name))[:80], self._names.get(name, name)
-        return ModelError(f"{self._path}: {self._prefix}{name} is {value}, {problem}")
+        return ModelError(f"{self._source(name)}: {self._prefix}{name} is {value}, {problem}")
+
+    def _source(self, name: str) -> Path | str:
+        """Return where a field comes from, by its name there."""
+        return OVERRIDES if name in self._overrides else self._path
 
     def text(self, name: str, default: Any = _REQUIRED) -> str:
         """Return a string. Raises ModelError."""
@@ -125,14 +135,17 @@ class Fields:
 
     def standing_for(self, name: str, values: Mapping[str, Any]) -> Fields:
         """Return other values in the place of a field, such as what a name of them means."""
-        return Fields(values, self._path, f"{self._prefix}{name}.")
+        inner = self._overrides.get(name)
+        given = inner if isinstance(inner, Mapping) else {}
+        return Fields(values, self._path, f"{self._prefix}{name}.", overrides=given)
 
     def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
         value = self.value(name)
         if value is None:
             if default is _REQUIRED:
                 name = self._names.get(name, name)
-                raise ModelError(f"{self._path}: {self._prefix}{name} is missing, {wanted}")
+                where = self._source(name)
+                raise ModelError(f"{where}: {self._prefix}{name} is missing, {wanted}")
             return default
         if not isinstance(value, kind):
             raise self.error(name, wanted)

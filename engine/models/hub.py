@@ -11,28 +11,40 @@ from kiln.engine.errors import ModelError
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
 INDEX = "model.safetensors.index.json"  # of weights in several files
 SINGLE = "model.safetensors"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
+    "spiece.model",
+)
 
 
-def download(model: str) -> Path:
+def download(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a hub id such as ``org/name``.
 
-    A complete local copy is used without network access. Raises ModelError with two lines: what is
-    wrong, and what to do.
+    ``revision``: a branch, a tag or a commit; None: the main branch. With ``weights`` false only
+    the small files are fetched, such as those of a tokenizer. A complete local copy is used without
+    network access. Raises ModelError with two lines: what is wrong, and what to do.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     local: Path | None = None  # complete or not
     with suppress(OSError, ValueError):
-        local = Path(snapshot_download(model, local_files_only=True))
-    if local is not None and _is_complete(local):
+        local = Path(snapshot_download(model, revision=revision, local_files_only=True))
+    if local is not None and (_is_complete(local) if weights else has_tokenizer(local)):
         return local
     try:
         # Weights by file name: a repository may also hold other formats, such as Mistral's
         # consolidated.safetensors.
-        small = Path(snapshot_download(model, allow_patterns=_SMALL))
-        weights = _weights(small) or {SINGLE}
-        return Path(snapshot_download(model, allow_patterns=[*_SMALL, *sorted(weights)]))
+        small = Path(snapshot_download(model, revision=revision, allow_patterns=_SMALL))
+        if not weights:
+            return small
+        needed = [*_SMALL, *sorted(_weights(small) or {SINGLE})]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=needed))
+    except RevisionNotFoundError as error:
+        raise ModelError(
+            f"model {model!r}: the hub has no revision {str(revision)[:80]!r} of it\n"
+            "give a branch, a tag or a commit of its repository, or leave the revision out"
+        ) from error
     except RepositoryNotFoundError as error:  # also for gated repositories
         raise ModelError(
             f"model {model!r}: no such folder, and no such model on the hub that you can access\n"
@@ -47,6 +59,11 @@ def download(model: str) -> Path:
             f"give a folder with config.json and *.safetensors, or run `hf download {model}` "
             f"on a machine with network access"
         ) from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer in any known format."""
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def _is_complete(folder: Path) -> bool:

@@ -3,30 +3,106 @@
 from __future__ import annotations
 
 import json
-import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kiln.engine.errors import ModelError
-from kiln.engine.models.hub import download
-from kiln.engine.models.sentencepiece_file import read_sentencepiece
-
-logger = logging.getLogger(__name__)
+from kiln.engine.models.hub import download, has_tokenizer
 
 
-def resolve_model_folder(model: str) -> Path:
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where the files of a model are.
+
+    ``overrides`` are merged into config.json. ``tokenizer`` is the folder of the tokenizer, None if
+    that is in ``folder`` too.
+    """
+
+    folder: Path
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Path | None = None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder of the tokenizer."""
+        return self.tokenizer or self.folder
+
+
+class ModelSettings(Protocol):
+    """The part of the settings that says where the files of a model are."""
+
+    @property
+    def model(self) -> str:
+        """A folder or a hub id."""
+
+    @property
+    def revision(self) -> str | None:
+        """That of the model on the hub; None: the main branch."""
+
+    @property
+    def tokenizer(self) -> str | None:
+        """A folder or a hub id; None: the model's own."""
+
+    @property
+    def tokenizer_revision(self) -> str | None:
+        """That of the tokenizer on the hub; without ``tokenizer`` of the model."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What is merged into config.json."""
+
+
+def find_model_files(settings: ModelSettings) -> ModelFiles:
+    """Return the files of a model; what this machine lacks is downloaded. Raises ModelError."""
+    folder = resolve_model_folder(settings.model, settings.revision)
+    revision = settings.tokenizer_revision
+    if settings.tokenizer is None and revision is None:
+        return ModelFiles(folder, settings.overrides)
+    named = settings.tokenizer or settings.model
+    tokenizer = resolve_model_folder(named, revision, weights=False)
+    if not has_tokenizer(tokenizer):
+        raise ModelError(
+            f"tokenizer {named!r}: {tokenizer} has none: give a folder or a hub id with "
+            "tokenizer.json or an older format"
+        )
+    return ModelFiles(folder, settings.overrides, tokenizer)
+
+
+def resolve_model_folder(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the local folder of a model, given as a folder or as a hub id like ``org/name``.
 
-    A hub id without a local copy is downloaded. Raises ModelError naming what is missing and what
-    to do.
+    A hub id without a local copy is downloaded; ``weights`` as in ``hub.download``. Raises
+    ModelError naming what is missing and what to do.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
+        if revision is not None:
+            raise ModelError(
+                f"revision {revision[:80]!r}: {model} is a folder, which has none: leave it out, "
+                "or give a hub id"
+            )
         return folder
     looks_like_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
     if folder.exists() or looks_like_path:
         raise ModelError(f"model {model!r}: no such folder, and not a hub id")
-    return download(model)
+    return download(model, revision, weights=weights)
+
+
+def read_model_config(files: ModelFiles) -> dict[str, Any]:
+    """Return config.json with what is merged into it; empty without either. Raises ModelError."""
+    return merged(read_json(files.folder / "config.json"), files.overrides)
+
+
+def merged(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the values of another; those that are objects are merged too."""
+    made = dict(content)
+    for name, value in overrides.items():
+        own = made.get(name)
+        both = isinstance(own, Mapping) and isinstance(value, Mapping)
+        made[name] = merged(own, value) if both else value  # type: ignore[arg-type]
+    return made
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -49,43 +125,25 @@ def read_any_json(path: Path) -> Any:
         raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
 
 
-def eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the EOS token ids of the model and of its tokenizer.
-
-    The model's are in generation_config.json, else in config.json. The tokenizer of a fine-tuned
-    model may name another, the end of a turn, which those files lack. Ids outside of the model's
-    vocabulary are dropped, with a warning. Raises ModelError if an entry is no id.
-    """
-    own = _tokenizer_eos(folder)
-    found = set() if own is None else {own}
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids = read_json(path).get("eos_token_id")
-        if ids is not None:
-            listed = ids if isinstance(ids, list) else [ids]
-            if not all(type(token) is int for token in listed):
-                shown = repr(ids)[:80]
-                raise ModelError(
-                    f"{path}: eos_token_id is {shown}, want a token id or a list of ids"
-                )
-            found |= set(listed)
-            break
-    size = model_vocab_size(folder)
-    drawn = frozenset(token for token in found if token >= 0 and (size is None or token < size))
-    for token in sorted(found - drawn):
-        logger.warning(
-            "%s: the EOS id %s is ignored: the model's vocabulary has %s tokens",
-            folder,
-            token,
-            size or "no negative",
-        )
-    return drawn
-
-
-def model_vocab_size(folder: Path) -> int | None:
+def model_vocab_size(files: ModelFiles) -> int | None:
     """Return how many tokens the model can draw, by config.json; None if it does not say."""
-    size = read_json(folder / "config.json").get("vocab_size")
+    config = read_model_config(files)
+    size = text_config(config).get("vocab_size")
+    size = config.get("vocab_size") if size is None else size
     return size if type(size) is int else None
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the language model that a model wraps; empty without one."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def tekken_path(folder: Path) -> Path | None:
+    """Return the tekken.json of a folder without another tokenizer, or None."""
+    path = folder / "tekken.json"
+    others = (folder / "tokenizer.json").exists() or sentencepiece_path(folder) is not None
+    return path if path.is_file() and not others else None
 
 
 def sentencepiece_path(folder: Path) -> Path | None:
@@ -98,37 +156,3 @@ def sentencepiece_path(folder: Path) -> Path | None:
         return None
     with path.open("rb") as file:
         return path if file.read(1) == b"\n" else None  # the mark of the first piece
-
-
-def _tokenizer_eos(folder: Path) -> int | None:
-    """Return the id of the tokenizer's ``eos_token``, without loading the tokenizer."""
-    path = sentencepiece_path(folder)
-    model = None if path is None else read_sentencepiece(path)
-    config = read_json(folder / "tokenizer_config.json")
-    token = config.get("eos_token") or read_json(folder / "special_tokens_map.json").get(
-        "eos_token"
-    )
-    text = token.get("content") if isinstance(token, dict) else token
-    if model is not None and "eos_token" not in config:
-        text = text or model.special_tokens.get("eos_token")
-    if text is None:
-        return None
-    try:
-        for token_id, added in config.get("added_tokens_decoder", {}).items():
-            if added.get("content") == text:
-                return int(token_id)
-        tokenizer = read_json(folder / "tokenizer.json")
-        for added in tokenizer.get("added_tokens", []):
-            if added.get("content") == text:
-                return int(added["id"])
-        vocabulary = tokenizer.get("model", {}).get("vocab")
-        older = read_json(folder / "added_tokens.json")
-        known = vocabulary | older if isinstance(vocabulary, dict) else older
-        if model is not None:
-            known = {piece.text: index for index, piece in enumerate(model.pieces)} | known
-        return int(known[text]) if text in known else None
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{folder}: the id of the tokenizer's eos_token {str(text)[:80]!r} cannot be read "
-            f"({error}): are its files complete?"
-        ) from error

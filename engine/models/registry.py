@@ -16,11 +16,12 @@ from kiln.engine.models.config_keys import refuse_unknown_keys
 from kiln.engine.models.family import Family, with_head
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
-from kiln.engine.models.model_folder import read_json
+from kiln.engine.models.model_folder import merged, read_json
 from kiln.engine.models.quantization import read_quantization
 from kiln.engine.models.refused_formats import gguf_advice
 from kiln.engine.models.safetensors_weights import stored_dtype
 
+_OF_ALL = ("architectures", "model_type", "eos_token_id", "tie_word_embeddings", "text_config")
 _OUTER = ("dtype", "torch_dtype", "quantization_config")  # of a wrapper, for all of its parts
 
 
@@ -34,28 +35,32 @@ def known_families() -> MappingProxyType[str, Family]:
     return MappingProxyType(known)
 
 
-def read_model(folder: Path, quantization: str | None = None) -> tuple[Family, HFConfig]:
+def read_model(
+    folder: Path, quantization: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> tuple[Family, HFConfig]:
     """Read a model folder's config.json.
 
-    ``quantization``: what the user asked for. Raises ModelError if the file is missing or
-    malformed, or has an unsupported architecture or key; ConfigError if the weights are quantised
-    otherwise than asked for.
+    ``quantization``: what the user asked for; ``overrides``: what is merged into the file. Raises
+    ModelError if the file is missing or malformed, or has an unsupported architecture or key;
+    ConfigError if the weights are quantised otherwise than asked for.
     """
     path = folder / "config.json"
     if not path.is_file():
         advice = gguf_advice(folder)
         problem = advice or f"{folder} is not a model in Hugging Face format"
         raise ModelError(f"{path} is missing: {problem}")
-    content = read_json(path)
-    outer = Fields(content, path)
+    given = overrides or {}
+    content = merged(read_json(path), given)
+    outer = Fields(content, path, overrides=given)
     architecture, family, wrapped = _family(outer)
     images: frozenset[int] = frozenset()
     if wrapped:
         images = _image_tokens(outer, family)
-        content, path = _text_part(content, family), Path(f"{path} (text_config)")
+        content, given = _text_part(content, family), _text_overrides(given, path)
+        path = Path(f"{path} (text_config)")
     if content.get("dtype") is None and content.get("torch_dtype") is None:
         content = {**content, "dtype": stored_dtype(folder)}
-    fields = Fields({**family.keys, **content}, path, names=family.names)
+    fields = Fields({**family.keys, **content}, path, names=family.names, overrides=given)
     refuse_unknown_keys(fields, {*family.keys, *family.ignored}, architecture)
     traits = family.traits(fields)
     quantized = read_quantization(fields, folder, quantization)
@@ -117,3 +122,15 @@ def _text_part(content: Mapping[str, Any], family: Family) -> dict[str, Any]:
         **outer,
         "tie_word_embeddings": True if tied is None else tied,
     }
+
+
+def _text_overrides(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what is merged into the config of the text model in a wrapper.
+
+    Raises ModelError for a value that nothing would read.
+    """
+    for name in given:
+        if name not in (*_OF_ALL, *_OUTER):
+            wanted = "but of this model only the text part is served: put it into text_config"
+            raise Fields(given, path, overrides=given).error(name, wanted)
+    return {**given, **(given.get("text_config") or {})}

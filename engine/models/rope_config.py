@@ -167,8 +167,10 @@ def _read_scaling(
     name = "rope_type" if "rope_type" in rope else "type"
     told = rope.text(name, "default")
     kind = kinds.get(told)
-    if kind is None or kinds.get(rope.text("type", told)) != kind:
+    if kind is None:
         raise rope.error(name, f"Kiln supports {', '.join(kinds)}")
+    if kinds.get(rope.text("type", told)) != kind:
+        raise rope.error("type", f"but rope_type is {told!r}: want one of them")
     for unknown in set(rope.switched_on()) - {*_COMMON, *_OWN[kind]}:
         raise rope.error(unknown, f"Kiln does not support this key for rope type {kind}")
     if kind == "default":

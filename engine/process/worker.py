@@ -227,7 +227,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[EngineCore, wir
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
     # Read meanwhile, because nothing else runs in this process while llguidance does so.
-    vocabulary = ThreadPoolExecutor(1).submit(vocabulary_of, config.model.model)
+    vocabulary = ThreadPoolExecutor(1).submit(vocabulary_of, config.model)
     runner = load_runner(config, progress, _exit_later)
     info = wire.ModelInfo(
         max_model_len=runner.max_model_len,

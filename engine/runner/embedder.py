@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 from kiln.engine.config import Task
 from kiln.engine.errors import ModelError
 from kiln.engine.models.family import with_head
-from kiln.engine.models.model_folder import read_any_json, read_json
+from kiln.engine.models.model_folder import (
+    ModelFiles,
+    read_any_json,
+    read_json,
+    read_model_config,
+)
 from kiln.engine.requests.pooling import Embedder, PoolingType
 
 _ORDERS = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
@@ -22,15 +28,19 @@ _MODE, _TASK = "pooling_mode", "feature-extraction"
 logger = logging.getLogger(__name__)
 
 
-def read_embedder(folder: Path, task: Task, hidden_size: int) -> Embedder | None:
+def read_embedder(
+    folder: Path, task: Task, hidden_size: int, overrides: Mapping[str, Any] | None = None
+) -> Embedder | None:
     """Return how the model of a folder makes embeddings; None if it is to generate text.
+
+    ``overrides`` are merged into config.json.
 
     With the task "auto" it makes embeddings if the folder has the modules of sentence-transformers,
     or an architecture without a head. Without modules they are those of the last token, of length
     1, as in vLLM. Raises ModelError if modules ask for what Kiln lacks, or the model cannot
     generate.
     """
-    named = read_json(folder / "config.json").get("architectures") or []
+    named = read_model_config(ModelFiles(folder, overrides or {})).get("architectures") or []
     headless = [name for name in named if isinstance(name, str) and with_head(name) != name]
     if task == "generate":
         if headless:

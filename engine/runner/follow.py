@@ -73,7 +73,10 @@ def _launched(
     from kiln.engine.runner.load import share_threads
 
     config = read_config_text(told["config"])
-    config = replace(config, model=replace(config.model, model=own.model.model))
+    config = replace(
+        config,
+        model=replace(config.model, model=own.model.model, tokenizer=own.model.tokenizer),
+    )
     device = resolve_rank_device(config.model.device, place.local_rank, place.local_world)
     share_threads(device, place.local_world)
     return config, connect(store, place.rank, place.world, device, place.own_address())

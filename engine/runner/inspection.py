@@ -25,6 +25,7 @@ from kiln.engine.models.loader import as_asked_for
 from kiln.engine.models.parameters import Projection
 from kiln.engine.models.renamed_weights import HeadlessWeights
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
+from kiln.engine.models.split import Share
 
 _META = torch.device("meta")
 
@@ -56,10 +57,10 @@ class _Listing:
         self.add(layer.weight.describe(), projection.role)
         return self.sites.linear(projection, layer)
 
-    def embedding(self, name: str, layer: Embedding) -> Embedding:
+    def embedding(self, name: str, vocabulary: Share, layer: Embedding) -> Embedding:
         """Return the layer with adapters."""
         self.add(str(layer.weight.dtype).removeprefix("torch."), name.rpartition(".")[2])
-        return self.sites.embedding(name, layer)
+        return self.sites.embedding(name, vocabulary, layer)
 
     def add(self, form: str, role: str) -> None:
         """Note that the weights of a role have a form."""

@@ -144,8 +144,9 @@ def _read(
     A model for embeddings gets no head of its own, so that none is loaded. Its steps report hidden
     states, which runs in no graph.
     """
-    family, hf = read_model(folder, config.model.quantization)
-    embedder = read_embedder(folder, config.model.task, hf.hidden_size)
+    wanted = config.model
+    family, hf = read_model(folder, wanted.quantization, wanted.overrides)
+    embedder = read_embedder(folder, wanted.task, hf.hidden_size, wanted.overrides)
     if embedder is not None:
         hf = replace(hf, tie_word_embeddings=True)
         config = replace(config, graphs=replace(config.graphs, enabled=False))

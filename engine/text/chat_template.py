@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import meta
@@ -30,6 +30,13 @@ _OWN_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 )
 _OWN_VARIABLES |= {"conversation", "tokenize", "self", "caller", "loop", "varargs", "kwargs"}
+
+
+class Rendered(NamedTuple):
+    """A chat as text, and as tokens if it was written as such: else the text is tokenized."""
+
+    text: str
+    token_ids: list[int] | None = None
 
 
 class ChatTemplate:
@@ -134,19 +141,23 @@ class ChatTemplate:
                 raise field_error(where, "is set by Kiln, and cannot be replaced")
 
 
-def template_text(given: str) -> str:
-    """Return the text of a template that is given as a file or as text. Raises ConfigError.
+def template_text(given: str, named: Mapping[str, str]) -> str:
+    """Return the text of a template that is given by name, as a file or as text.
 
-    What has braces or several lines is a template.
+    ``named``: the model's own templates. What has braces or several lines is a
+    template. Raises ConfigError.
     """
+    if given in named:
+        return named[given]
     if any(mark in given for mark in "{}\n"):
         return given
     try:
         return Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        names = f": {', '.join(named)[:_MAX_SHOWN]}" if named else ""
         raise ConfigError(
-            f"chat_template {given[:_MAX_SHOWN]!r}: cannot be read ({error}): give a file, or the "
-            "text of a template"
+            f"chat_template {given[:_MAX_SHOWN]!r}: cannot be read ({error}): give a file, the "
+            f"text of a template, or a name of the model's own{names}"
         ) from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
-from kiln.engine.errors import RequestError, too_long
+from kiln.engine.errors import RequestError, field_error, too_long
 from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates, shown
 from kiln.engine.requests.waiting import MAX_PRIORITY
 from kiln.engine.text.template_forms import Message
@@ -202,11 +202,14 @@ def read_chats(
     read = read_tools(tools)
     chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
     variables = dict(chat_template_kwargs or {})
-    texts = [
-        tokenizer.render_chat(list(chat), tools=read, variables=variables, **options)
-        for chat in chats
-    ]
-    for index, text in enumerate(texts):
+    made = []
+    for index, chat in enumerate(chats):
+        text, ids = tokenizer.render_chat(list(chat), tools=read, variables=variables, **options)
         check_surrogates(text, f"conversation {index}", "messages")
         _check_length(text, f"conversation {index} of messages", tokenizer, max_tokens, "messages")
-    return [Prompt(tokenizer.encode(text, add_special_tokens), text) for text in texts]
+        if ids is None:
+            ids = tokenizer.encode(text, add_special_tokens)
+        elif add_special_tokens:
+            raise field_error("add_special_tokens", "this model's chats are tokens, with a BOS")
+        made.append(Prompt(ids, text))
+    return made

@@ -42,6 +42,11 @@ def piece_decoder(backend: Backend) -> Piece | None:
     return None
 
 
+def byte_characters() -> dict[int, str]:
+    """Return the character that stands for each byte in a byte-level vocabulary."""
+    return {byte: char for char, byte in _byte_alphabet().items()}
+
+
 def _byte_alphabet() -> dict[str, int]:
     """Return the byte of each character in a byte-level vocabulary.
 

@@ -1,9 +1,4 @@
-"""The model's tokenizer: text to tokens and back, and chats to tokens.
-
-``tokenizer.json`` is read with the tokenizers library, the Rust code that transformers also calls.
-This avoids the two seconds of importing transformers, which is used only to convert older formats,
-but for files of sentencepiece.
-"""
+"""The model's tokenizer: text to tokens and back, and chats to tokens."""
 
 from __future__ import annotations
 
@@ -11,29 +6,27 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.errors import RequestError
+from kiln.engine.models.eos import eos_token_ids
+from kiln.engine.models.hub import has_tokenizer
 from kiln.engine.models.model_folder import (
-    eos_token_ids,
+    ModelFiles,
     model_vocab_size,
-    read_json,
-    sentencepiece_path,
+    tekken_path,
 )
-from kiln.engine.models.sentencepiece_file import read_sentencepiece
 from kiln.engine.requests.sampling_params import check_surrogates
-from kiln.engine.text.chat_template import ChatTemplate, template_text
-from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
+from kiln.engine.text.chat_template import ChatTemplate, Rendered, template_text
+from kiln.engine.text.mistral_chats import MistralChats
+from kiln.engine.text.template_files import DEFAULT, FOR_TOOLS, read_templates
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
+from kiln.engine.text.tokenizer_files import read_tokenizer, special_texts
 
-_OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
-_SPECIAL_NAMES = tuple(
-    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
+_MAX_SHOWN = 200  # characters of names
 
 
 class Tokenizer:
@@ -47,6 +40,7 @@ class Tokenizer:
         chat_templates: dict[str, str] | None = None,
         eos_ids: frozenset[int] = frozenset(),
         model_vocab_size: int | None = None,
+        chats: MistralChats | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -58,44 +52,45 @@ class Tokenizer:
             name: ChatTemplate(source, self.special_tokens)
             for name, source in (chat_templates or {}).items()
         }
+        self._chats = chats
         self._piece = piece_decoder(backend)
         self._bytes: dict[tuple[int, bool], bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
-        """Load the tokenizer of a model folder, with another chat template if one is given.
+    def load(
+        cls, files: ModelFiles | Path, chat_template: str | None = None, *, with_chats: bool = True
+    ) -> Tokenizer:
+        """Load the tokenizer of a model, with another chat template if one is given.
 
-        Raises ModelError if missing or unreadable, ConfigError for the chat template.
+        ``files`` may be the folder alone. ``with_chats`` false: only for texts. Raises ModelError
+        if the tokenizer is missing or unreadable, or if chats need a library that is, ConfigError
+        for the chat template.
         """
-        config = read_json(folder / "tokenizer_config.json")
-        if "added_tokens_decoder" not in config:  # written by transformers before 4.33
-            config |= read_json(folder / "special_tokens_map.json")
-        path = sentencepiece_path(folder)
-        if path is None:
-            backend = _backend(folder)
-        else:
-            model = read_sentencepiece(path)
-            config = {**model.special_tokens, **config}
-            backend = sentencepiece_backend(model, path, config)
-        _add_missing_tokens(backend, folder, config)
-        if path is None:
-            _set_prefix_space(backend, config)
-        backend.encode_special_tokens = config.get("split_special_tokens") is True
+        files = files if isinstance(files, ModelFiles) else ModelFiles(files)
+        folder = files.tokenizer_folder
+        backend, config = read_tokenizer(folder)
+        templates = read_templates(folder, config)
+        if chat_template is not None:
+            templates = {DEFAULT: template_text(chat_template, templates)}
+        tekken = tekken_path(folder) if with_chats and not templates else None
         return cls(
             backend,
-            special_tokens={name: token.content for name, token in _special_tokens(config).items()},
-            chat_templates=_chat_templates(folder, config)
-            if chat_template is None
-            else {"default": template_text(chat_template)},
-            eos_ids=eos_token_ids(folder),
-            model_vocab_size=model_vocab_size(folder),
+            special_tokens=special_texts(config),
+            chat_templates=templates,
+            eos_ids=eos_token_ids(files),
+            model_vocab_size=model_vocab_size(files),
+            chats=None if tekken is None else MistralChats(tekken, backend),
         )
 
     @classmethod
-    def load_if_present(cls, folder: Path, chat_template: str | None = None) -> Tokenizer | None:
-        """Load a folder's tokenizer; None without one, for serving token ids only."""
-        present = any((folder / name).exists() for name in ("tokenizer.json", *_OLDER_FORMS))
-        return cls.load(folder, chat_template) if present else None
+    def load_if_present(
+        cls, files: ModelFiles | Path, chat_template: str | None = None, *, with_chats: bool = True
+    ) -> Tokenizer | None:
+        """Load a model's tokenizer; None without one, for serving token ids only."""
+        folder = files.tokenizer_folder if isinstance(files, ModelFiles) else files
+        if not has_tokenizer(folder):
+            return None
+        return cls.load(files, chat_template, with_chats=with_chats)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -129,13 +124,14 @@ class Tokenizer:
 
     @property
     def chat_template_sources(self) -> list[str]:
-        """The texts of the chat templates; empty if there are none."""
-        return [template.source for template in self._templates.values()]
+        """The texts of the chat templates, or of what stands for one; empty if there are none."""
+        own = [] if self._chats is None else [self._chats.source]
+        return [template.source for template in self._templates.values()] + own
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chats can be rendered."""
-        return bool(self._templates)
+        return bool(self._templates) or self._chats is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with BOS and the like if ``add_special_tokens``.
@@ -184,21 +180,28 @@ class Tokenizer:
         """Return the tokens as they stand in the vocabulary; "" for an unknown id."""
         return [self.backend.id_to_token(token) or "" for token in token_ids]
 
-    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
+    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate | MistralChats:
         """Return the model's chat template; some models have one of its own for tools.
 
         Raises RequestError if the model has none.
         """
-        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        if self._chats is not None:
+            return self._chats
+        name = FOR_TOOLS if with_tools and FOR_TOOLS in self._templates else DEFAULT
         if name not in self._templates:
-            raise RequestError(
-                "the model has no chat template: send a prompt to completions instead", "messages"
-            )
+            named = ", ".join(self._templates)[:_MAX_SHOWN]
+            problem = f"only templates named {named}: choose one by --chat-template"
+            problem = problem if named else "no chat template: send a prompt to completions instead"
+            raise RequestError(f"the model has {problem}", "messages")
         return self._templates[name]
 
     def other_template(self, chat_template: str) -> ChatTemplate:
-        """Return a template other than the model's. Raises ConfigError or ModelError."""
-        return ChatTemplate(template_text(chat_template), self.special_tokens)
+        """Return a template by its name, or one that is given as a file or as text.
+
+        Raises ConfigError or ModelError.
+        """
+        named = {name: template.source for name, template in self._templates.items()}
+        return ChatTemplate(template_text(chat_template, named), self.special_tokens)
 
     def render_chat(
         self,
@@ -207,131 +210,17 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: ChatTemplate | None = None,
         **options: Any,
-    ) -> str:
-        """Render a chat to text; the options are those of ``ChatTemplate.render``.
+    ) -> Rendered:
+        """Render a chat; the options are those of ``ChatTemplate.render``.
 
         Raises RequestError if the template rejects the messages, or if there is no template: the
         model has none, and ``chat_template`` is None.
         """
         template = chat_template or self.chat_template(with_tools=bool(tools))
-        return template.render(messages, tools=tools, **options)
+        made = template.render(messages, tools=tools, **options)
+        return made if isinstance(made, Rendered) else Rendered(made)
 
     def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
         """Render a chat as ``render_chat`` and tokenize it without adding a second BOS."""
-        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
-
-
-def _backend(folder: Path) -> Backend:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return _converted(folder)
-    try:
-        return Backend.from_file(str(path))
-    except Exception as error:  # the Rust library raises Exception itself
-        raise ModelError(f"{path}: cannot be read ({error}): is it complete?") from error
-
-
-def _converted(folder: Path) -> Backend:
-    """Convert an older tokenizer format with transformers."""
-    if not any((folder / name).exists() for name in _OLDER_FORMS):
-        raise ModelError(
-            f"{folder}: no tokenizer (tokenizer.json or an older format): copy it from the "
-            "original model, or use prompts of token ids"
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{folder}: transformers cannot load its tokenizer: {error}") from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Backend):
-        raise ModelError(f"{folder}: its tokenizer {type(tokenizer).__name__} has no fast version")
-    return backend
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, AddedToken]:
-    """Return the named special tokens: ``bos_token`` and so on, and model-specific ones."""
-    extra = config.get("extra_special_tokens")
-    own = {name: token for name, token in config.items() if name.endswith("_token")}
-    named = {**dict.fromkeys(_SPECIAL_NAMES), **own, **(extra if isinstance(extra, dict) else {})}
-    tokens = {name: _special_token(value) for name, value in named.items()}
-    return {name: token for name, token in tokens.items() if token is not None}
-
-
-def _extra_special_tokens(config: dict[str, Any]) -> list[AddedToken]:
-    """Return the unnamed special tokens."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    tokens = [_special_token(value) for value in extra or [] if not isinstance(extra, dict)]
-    return [token for token in tokens if token is not None]
-
-
-def _special_token(value: object) -> AddedToken | None:
-    """Parse a string or an object; None for a flag such as ``add_bos_token: true``."""
-    if isinstance(value, str):
-        return AddedToken(value, special=True)
-    if not isinstance(value, dict) or "content" not in value:
-        return None
-    fields = {name: v for name, v in value.items() if name not in ("__type", "special")}
-    return AddedToken(**fields, special=True)
-
-
-def _add_missing_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
-    """Add the tokens of the files beside tokenizer.json, in the order of transformers.
-
-    First those of ``added_tokens_decoder``, else of added_tokens.json, in the order of their ids.
-    They replace those of tokenizer.json. Other special tokens follow.
-    """
-    special = [*_special_tokens(config).values(), *_extra_special_tokens(config)]
-    known = backend.get_added_tokens_decoder()
-    if "added_tokens_decoder" in config:
-        written = config["added_tokens_decoder"].items()
-        listed = {int(index): AddedToken(**token) for index, token in written}
-    else:
-        names = {token.content for token in special}
-        listed = {
-            index: AddedToken(text, normalized=text not in names, special=text in names)
-            for text, index in read_json(folder / "added_tokens.json").items()
-            if index not in known
-        }
-    tokens = [listed[index] for index in sorted(listed)]
-    seen = {token.content for token in (*known.values(), *tokens)}
-    for token in special:
-        if token.content not in seen:
-            seen.add(token.content)
-            tokens.append(token)
-    backend.add_tokens(tokens)
-
-
-def _set_prefix_space(backend: Backend, config: dict[str, Any]) -> None:
-    """Apply ``add_prefix_space`` for the three tokenizer classes for which transformers does."""
-    wanted = config.get("add_prefix_space")
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if kind == "LlamaTokenizer" and wanted is False and not _byte_level(backend):
-        backend.normalizer = None
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        backend.decoder = decoders.Sequence(parts)
-    if kind in ("GPT2Tokenizer", "Qwen2Tokenizer") and isinstance(wanted, bool):
-        for part in _byte_level(backend):
-            part.add_prefix_space = wanted
-
-
-def _byte_level(backend: Backend) -> list[Any]:
-    """Return the byte-level steps of the pre-tokenizer."""
-    step = backend.pre_tokenizer
-    steps = list(cast(Any, step)) if isinstance(step, pre_tokenizers.Sequence) else [step]
-    return [step for step in steps if isinstance(step, pre_tokenizers.ByteLevel)]
-
-
-def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name; template files override the config."""
-    files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
-    if (folder / "chat_template.jinja").exists():
-        files["default"] = folder / "chat_template.jinja"
-    if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    template = config.get("chat_template")
-    if isinstance(template, str):
-        return {"default": template}
-    return {entry["name"]: entry["template"] for entry in template or []}
+        text, ids = self.render_chat(messages, **options)
+        return self.encode(text, add_special_tokens=False) if ids is None else ids

@@ -6,19 +6,19 @@ from typing import Any
 
 from kiln.engine.errors import field_error
 from kiln.engine.grammar.vocabulary import read_vocabulary
-from kiln.engine.models.model_folder import model_vocab_size, resolve_model_folder
+from kiln.engine.models.model_folder import ModelSettings, find_model_files, model_vocab_size
 from kiln.engine.requests.structured_outputs import FIELD
 from kiln.engine.text.tokenizer import Tokenizer
 
 
-def vocabulary_of(model: str) -> Any:
-    """Return llguidance's LLTokenizer of a model folder or hub id.
+def vocabulary_of(model: ModelSettings) -> Any:
+    """Return llguidance's LLTokenizer of a model.
 
     Raises RequestError if the model has no tokenizer, or none that llguidance can read.
     """
-    folder = resolve_model_folder(model)
-    tokenizer = Tokenizer.load_if_present(folder)
+    files = find_model_files(model)
+    tokenizer = Tokenizer.load_if_present(files, with_chats=False)
     if tokenizer is None:
         raise field_error(FIELD, "the model has no tokenizer, which it needs")
-    size = model_vocab_size(folder) or tokenizer.vocab_size
+    size = model_vocab_size(files) or tokenizer.vocab_size
     return read_vocabulary(tokenizer.backend.to_str(), size, tokenizer.eos_token_ids)

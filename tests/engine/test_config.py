@@ -132,6 +132,10 @@ def test_a_graph_larger_than_a_step_is_refused_before_weights_are_loaded(setting
 
 # A value of each keyword of LLM that is none of its defaults, and the field that it sets.
 KEYWORDS = {
+    "revision": ("v2", "model.revision"),
+    "tokenizer": ("c", "model.tokenizer"),
+    "tokenizer_revision": ("v3", "model.tokenizer_revision"),
+    "hf_overrides": ({"rope_theta": 1.0}, "model.hf_overrides"),
     "device": ("cpu", "model.device"),
     "dtype": ("float16", "model.dtype"),
     "load_format": ("dummy", "model.load_format"),
@@ -162,6 +166,7 @@ KEYWORDS = {
     "tensor_parallel_size": (24, "parallel.tensor_parallel_size"),
 }
 STORED = {  # where the field's value is not the keyword's
+    "hf_overrides": '{"rope_theta": 1.0}',
     "disable_overlap_schedule": False,
     "disable_cuda_graph": False,
     "lora_modules": (LoRAModule("a", "b"),),
@@ -262,6 +267,22 @@ def test_a_limit_of_the_lookup_is_the_others_default(given, lookup):
 def test_bad_settings_of_speculative_decoding_are_refused_by_name(given, problem):
     with pytest.raises(ConfigError, match=f"^speculative_config: {problem}"):
         LLM("m", speculative_config=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"hf_overrides": "[1]"}, r"^hf_overrides='\[1\]': must be a JSON object, such as"),
+        ({"hf_overrides": "{"}, r"^hf_overrides='\{': must be a JSON object"),
+        ({"hf_overrides": "[" * 10**5}, r"^hf_overrides='\[{80}': must be a JSON object"),
+        ({"hf_overrides": {"a": {1, 2}}}, r"^hf_overrides=.*\{1, 2\}.*: cannot be written as JSON"),
+        ({"revision": ""}, "^revision='': must be unset, or not empty"),
+        ({"tokenizer": " "}, "^tokenizer=' ': must be unset, or not empty"),
+    ],
+)
+def test_settings_of_the_files_that_make_no_sense_are_refused(given, problem):
+    with pytest.raises(ConfigError, match=problem):
+        LLM("m", **given)
 
 
 def test_an_unknown_keyword_of_llm_is_refused_by_name():

@@ -57,14 +57,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _make(args: argparse.Namespace) -> Chat:
     from kiln.engine.cli.chatting import EngineChat, ServerChat
-    from kiln.engine.cli.options import engine_config, find_model
+    from kiln.engine.cli.options import find_model
 
     given = {"temperature": args.temperature, "max_tokens": args.max_tokens}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.url is not None:
         return ServerChat(args.url, args.api_key, options)
-    folder = find_model(args)
-    return EngineChat(engine_config(args, folder), folder, options)
+    return EngineChat(*find_model(args), options)
 
 
 def _talk(runner: asyncio.Runner, chat: Chat, system: str | None) -> None:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from kiln.engine.cli.listen import is_loopback, open_listener
-    from kiln.engine.cli.options import engine_config, find_model, served_names
+    from kiln.engine.cli.options import find_model, served_names
     from kiln.engine.cli.origins import read_origins
     from kiln.engine.cli.torchrun import with_torchrun
     from kiln.engine.errors import ConfigError
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     served_names(args)  # both refuse a command line whose MODEL was taken for another value
     read_origins(args.allowed_origins or ())
     reply_formats(args)  # names the parsers that are unknown, before the model loads
-    folder = find_model(args)
-    config, place = with_torchrun(engine_config(args, folder))
+    config, files = find_model(args)
+    config, place = with_torchrun(config)
     logging.basicConfig(
         level=args.log_level.upper(),
         stream=sys.stderr,
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             # These imports overlap the engine process's import of torch.
             from kiln.engine.cli.serving import run_server
 
-            return run_server(args, process, listener, folder, key)
+            return run_server(args, process, listener, files, key)
         finally:
             process.stop()
 

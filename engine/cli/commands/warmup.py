@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import add_arch_argument, declared_jobs, wanted_archs
-from kiln.engine.config import KV_CACHE_DTYPES
+from kiln.engine.config import KV_CACHE_DTYPES, ModelConfig
 
 if TYPE_CHECKING:
+    from kiln.engine.models.family import Family
+    from kiln.engine.models.hf_config import HFConfig
     from kiln.jit_kernels.compile.warmup import Job
 
 HELP = "compile every kernel into the kernel cache; needs no GPU"
@@ -44,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-q",
         metavar="METHOD",
         help="with --model: what it will be served with, if the checkpoint is of floats",
+    )
+    parser.add_argument("--revision", help="with --model: branch, tag or commit on the hub")
+    parser.add_argument(
+        "--hf-overrides", metavar="JSON", help="with --model: what is merged into its config.json"
     )
     parser.add_argument(
         "--jobs", type=int, help="parallel compiles; default: KILN_JIT_JOBS, else the cores"
@@ -77,8 +83,10 @@ def run(args: argparse.Namespace) -> int:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
-    if args.quantization is not None and args.model is None:
-        raise KernelError("--quantization needs --model: without one all kernels are built")
+    for name in ("quantization", "revision", "hf_overrides"):
+        if getattr(args, name) is not None and args.model is None:
+            flag = f"--{name.replace('_', '-')}"
+            raise KernelError(f"{flag} needs --model: without one all kernels are built")
     if args.model is None:
         jobs = declared_jobs(args.arch)
     else:
@@ -115,19 +123,27 @@ def _jobs_of(args: argparse.Namespace, world: int, archs: Sequence[str]) -> list
 
     from kiln.engine.distributed.peers import sum_kernels
     from kiln.engine.models.kernel_needs import kernel_needs
-    from kiln.engine.models.model_folder import resolve_model_folder
-    from kiln.engine.models.registry import read_model
     from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
     from kiln.engine.runner.kernels import called_kernels
     from kiln.jit_kernels.compile.warmup import jobs_for
 
-    model = read_model(resolve_model_folder(args.model), args.quantization)
-    config, device = model[1], torch.device("cuda")
+    model, device = _read(args), torch.device("cuda")
+    config = model[1]
     dtype = resolve_dtype("auto", config, device)
     needs = kernel_needs(config, dtype, resolve_kv_dtype(args.kv_cache_dtype, dtype))
     sums, sizes = sum_kernels(world, device)
     jobs = jobs_for(called_kernels(None, model, device, needs), archs, needs)
     return jobs + jobs_for(sums, archs, {**needs, **sizes})
+
+
+def _read(args: argparse.Namespace) -> tuple[Family, HFConfig]:
+    """Read the config.json of --model. Raises ModelError and ConfigError."""
+    from kiln.engine.models.model_folder import resolve_model_folder
+    from kiln.engine.models.registry import read_model
+
+    model = ModelConfig(args.model, revision=args.revision, hf_overrides=args.hf_overrides)
+    folder = resolve_model_folder(model.model, model.revision)
+    return read_model(folder, args.quantization, model.overrides)
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:
@@ -170,12 +186,10 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     from kiln.engine.cli.progress import LoadingDisplay
     from kiln.engine.compile.ahead import build_ahead
     from kiln.engine.distributed.group import group_name
-    from kiln.engine.models.model_folder import resolve_model_folder
-    from kiln.engine.models.registry import read_model
     from kiln.engine.models.split import Split
     from kiln.engine.runner.device import resolve_device, resolve_dtype
 
-    family, config = read_model(resolve_model_folder(args.model), args.quantization)
+    family, config = _read(args)
     device = resolve_device("auto")
     dtype = resolve_dtype("auto", config, device)
     start, world = time.perf_counter(), args.tensor_parallel_size or 1

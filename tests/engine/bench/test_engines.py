@@ -153,6 +153,17 @@ def test_continuous_batching_gives_every_request_its_own_length(monkeypatch):
         engine.close()
 
 
+def test_transformers_gets_what_is_merged_into_the_config():
+    from kiln.engine.bench import transformers_engine
+
+    for load_format in ("dummy", "auto"):
+        asked = config(load_format=load_format, hf_overrides='{"rms_norm_eps": 0.5}')
+        engine = transformers_engine.StaticBatches(asked)
+        assert engine._model.config.rms_norm_eps == 0.5
+        assert engine._model.config.hidden_size == 192
+        engine.close()
+
+
 def test_vllm_runs_in_its_own_interpreter(python):
     limits = SchedulerConfig(max_num_batched_tokens=2048)
     engine = VLLMEngine(replace(config(), scheduler=limits), python)
@@ -196,6 +207,8 @@ def test_vllm_gets_the_limits_and_dtypes_of_kiln():
     }
     at_load = replace(wanted, model=replace(wanted.model, quantization="fp8"))
     assert llm_keywords(at_load) == {**llm_keywords(wanted), "quantization": "fp8"}
+    given = replace(wanted, model=replace(wanted.model, hf_overrides='{"rms_norm_eps": 0.5}'))
+    assert llm_keywords(given) == {**llm_keywords(wanted), "hf_overrides": {"rms_norm_eps": 0.5}}
 
 
 def test_vllm_loads_as_many_adapters_as_kiln_and_gets_the_same_for_each_request(python, tmp_path):

@@ -217,5 +217,9 @@ def test_an_fp8_pool_and_weights_quantised_at_load_have_kernels_of_their_own_to_
     assert (refused.returncode, "--kv-cache-dtype needs --model" in refused.stderr) == (1, True)
     at_load = {*kiln(*asked, "--model", DEMO, "-q", "fp8").stdout.splitlines()}
     assert {name.partition("[")[0] for name in at_load - plain} == {"dequantize", "quantize"}
-    refused = kiln(*asked, "--quantization", "fp8")
-    assert (refused.returncode, "--quantization needs --model" in refused.stderr) == (1, True)
+    other = kiln(*asked, "--model", DEMO, "--hf-overrides", '{"dtype": "float16"}')
+    assert any("fp16" in name for name in {*other.stdout.splitlines()} - plain)
+    assert not any("bf16" in name for name in other.stdout.splitlines())
+    for flag, value in (("--quantization", "fp8"), ("--hf-overrides", "{}"), ("--revision", "a")):
+        refused = kiln(*asked, flag, value)
+        assert (refused.returncode, f"{flag} needs --model" in refused.stderr) == (1, True)

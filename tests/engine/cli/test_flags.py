@@ -19,6 +19,7 @@ from kiln.engine.errors import ConfigError
 
 VALUES = {"--dtype": "float16", "--load-format": "dummy", "--kv-cache-dtype": "fp8"}
 VALUES |= {"--scheduling-policy": "priority", "--task": "embed"}
+VALUES |= {"--hf-overrides": '{"rope_theta": 3}'}
 VALUES |= {"--device": "cpu", "--lora-root": "adapters", "--gpu-memory-utilization": "0.5"}
 EVERY = [flag for _, flags in (*ENGINE, LORA) for flag in flags if flag.setting]
 

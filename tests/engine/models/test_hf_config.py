@@ -370,7 +370,7 @@ def test_experts_that_cannot_be_served_are_named(read, architecture, fields, mes
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
         (
             {"rope_scaling": {"rope_type": "default", "type": "mrope"}},
-            r"rope_scaling\.rope_type is 'default', Kiln supports",
+            r"rope_scaling\.type is 'mrope', but rope_type is 'default'",
         ),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0, "short_factor": [1.0]}},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.hub import download
@@ -19,11 +20,13 @@ def hub(monkeypatch, tmp_path):
 
     class Hub:
         asked: list[str] = []  # noqa: RUF012 (one a test)
+        revisions: set[str | None] = set()  # noqa: RUF012
         files: tuple[str, ...] = ()  # of the repository
         fetched: list[str] = []  # noqa: RUF012
         remote = None  # a folder, or an error
 
-        def __call__(self, model, allow_patterns=("*",), local_files_only=False):
+        def __call__(self, model, revision=None, allow_patterns=("*",), local_files_only=False):
+            self.revisions.add(revision)
             names = [] if local_files_only else fnmatch_all(self.files, allow_patterns)
             self.fetched += [name for name in names if name not in self.fetched]
             self.asked.append("disk" if local_files_only else "network")
@@ -36,7 +39,7 @@ def hub(monkeypatch, tmp_path):
             return str(self.remote)
 
     hub = Hub()
-    hub.asked, hub.fetched = [], []
+    hub.asked, hub.fetched, hub.revisions = [], [], set()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     return hub
 
@@ -96,6 +99,28 @@ def test_a_sharded_copy_is_complete_with_every_shard(hub, tmp_path, shard, asked
     hub.remote = tmp_path / "remote"
     download("org/name")
     assert list(dict.fromkeys(hub.asked)) == asked
+
+
+def test_a_revision_is_asked_for_everywhere(hub, tmp_path):
+    hub.remote = tmp_path / "remote"
+    fill(hub.remote, "config.json")
+    download("org/name", "v2")
+    assert hub.revisions == {"v2"}
+    hub.remote = RevisionNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
+    with pytest.raises(ModelError, match=r"'org/name': the hub has no revision 'v9' of it\ngive"):
+        download("org/name", "v9")
+
+
+def test_the_files_of_a_tokenizer_are_fetched_without_weights(hub, tmp_path):
+    hub.remote = tmp_path / "remote"
+    fill(hub.remote, "tekken.json")
+    hub.files = ("tekken.json", "model.safetensors")
+    assert download("org/name", weights=False) == hub.remote
+    assert hub.fetched == ["tekken.json"]
+    fill(tmp_path / "local", "tekken.json")
+    hub.asked.clear()
+    assert download("org/name", weights=False) == tmp_path / "local"
+    assert hub.asked == ["disk"]
 
 
 def test_an_incomplete_copy_is_what_there_is_when_the_network_fails(hub, tmp_path):

@@ -14,7 +14,8 @@ import sentencepiece
 from depth import at_depth
 
 from kiln.engine.errors import ModelError
-from kiln.engine.models.model_folder import eos_token_ids
+from kiln.engine.models.eos import eos_token_ids
+from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.models.sentencepiece_file import read_sentencepiece
 from kiln.engine.text.detokenizer import Detokenizer
 from kiln.engine.text.tokenizer import Tokenizer
@@ -162,7 +163,7 @@ def test_the_names_of_special_tokens_are_in_the_file(trained, tmp_path):
     assert ours.eos_token_ids == {2}
     assert {ours.special_id(text) for text in SPECIAL} == ours.special_ids
     configured(folder, tmp_path, eos_token="[INST]")
-    assert eos_token_ids(tmp_path) == {oracle(folder).piece_to_id("[INST]")}
+    assert eos_token_ids(ModelFiles(tmp_path)) == {oracle(folder).piece_to_id("[INST]")}
 
 
 def test_models_like_llama_need_no_library(trained, monkeypatch):

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.errors import ConfigError, ModelError, RequestError
 from kiln.engine.text.tokenizer import Tokenizer
 
 KINDS = ["byte-level", "llama", "metaspace", "wordpiece"]
@@ -186,7 +186,7 @@ def test_chats_are_rendered_and_encoded_as_transformers_does(pairs, kind, templa
     variables = {"enable_thinking": False}
     theirs_options = {**options, **variables, "chat_template": source}
     expected = theirs.apply_chat_template(CHAT, tokenize=False, **theirs_options)
-    assert mine.render_chat(CHAT, **options, variables=variables) == expected
+    assert mine.render_chat(CHAT, **options, variables=variables).text == expected
     ids = theirs.apply_chat_template(CHAT, return_dict=False, **theirs_options)
     assert mine.apply_chat_template(CHAT, **options, variables=variables) == list(ids)
 
@@ -213,11 +213,72 @@ def test_a_template_in_the_config_and_named_ones_are_found(folder):
         {"name": "tool_use", "template": "with {{ tools | length }} tools"},
     ]
     tokenizer = load_with_template(folder, named)
-    assert tokenizer.render_chat(CHAT) == "plain"
-    assert tokenizer.render_chat(CHAT, tools=[{}]) == "with 1 tools"
-    assert load_with_template(folder, "text").render_chat(CHAT) == "text"
+    assert tokenizer.render_chat(CHAT).text == "plain"
+    assert tokenizer.render_chat(CHAT, tools=[{}]).text == "with 1 tools"
+    assert load_with_template(folder, "text").render_chat(CHAT).text == "text"
     (folder / "chat_template.jinja").write_text("a file comes first")
-    assert Tokenizer.load(folder).render_chat(CHAT) == "a file comes first"
+    assert Tokenizer.load(folder).render_chat(CHAT).text == "a file comes first"
+
+
+@pytest.mark.parametrize("place", ["config", "files"])
+def test_named_templates_are_those_of_transformers(folder, place):
+    from transformers import AutoTokenizer
+
+    named = {
+        "default": "plain {{ messages[0].content }}",
+        "tool_use": "{{ tools | length }} tools",
+        "rag": "of documents",
+    }
+    if place == "files":
+        change(folder, "tokenizer_config.json", chat_template="replaced by files")
+        (folder / "chat_template.jinja").write_text(named["default"])
+        (folder / "additional_chat_templates").mkdir()
+        for name in ("tool_use", "rag"):
+            path = folder / "additional_chat_templates" / f"{name}.jinja"
+            path.write_text(named[name])
+    else:
+        listed = [{"name": name, "template": text} for name, text in named.items()]
+        change(folder, "tokenizer_config.json", chat_template=listed)
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    for tools in (None, [{}]):
+        text = theirs.apply_chat_template(CHAT, tools=tools, tokenize=False)
+        assert ours.render_chat(CHAT, tools=tools).text == text
+    text = theirs.apply_chat_template(CHAT, chat_template="rag", tokenize=False)
+    for tokenizer in (Tokenizer.load(folder, "rag"), ours):
+        template = None if tokenizer is not ours else ours.other_template("rag")
+        assert tokenizer.render_chat(CHAT, chat_template=template).text == text == "of documents"
+    with pytest.raises(ConfigError, match=r"a name of the model's own: default, \w+, \w+$"):
+        ours.other_template("rags")
+
+
+def test_templates_without_a_default_are_named(folder):
+    tokenizer = load_with_template(folder, [{"name": "rag", "template": "x"}])
+    with pytest.raises(RequestError, match="only templates named rag: choose one by --chat-templ"):
+        tokenizer.render_chat(CHAT)
+    assert Tokenizer.load(folder, "rag").render_chat(CHAT).text == "x"
+
+
+def test_the_file_of_a_processor_is_the_template_where_there_is_no_other(folder):
+    (folder / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    assert load_with_template(folder, "text").render_chat(CHAT).text == "text"
+    assert load_with_template(folder, None).render_chat(CHAT).text == "of a processor"
+
+
+@pytest.mark.parametrize(
+    "given", [5, [5], ["x"], [{"name": "default"}], {"default": 5}, [{"name": 1, "template": "x"}]]
+)
+def test_what_is_no_template_is_a_model_error(folder, given):
+    with pytest.raises(
+        ModelError, match=r"tokenizer_config\.json: chat_template is .*, want a text"
+    ):
+        load_with_template(folder, given)
+
+
+def test_a_template_file_that_is_no_text_is_a_model_error(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: cannot be read"):
+        Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize(

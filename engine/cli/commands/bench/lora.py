@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     ):
         config = subject.config
         tell("writing an adapter")
-        adapter = RandomAdapter.of_model(Path(config.model.model), load.rank, subject.dtype)
+        adapter = RandomAdapter.of_model(
+            Path(config.model.model), load.rank, subject.dtype, overrides=config.model.overrides
+        )
         adapter.save(Path(parent))
         subject.measure_machine(tell)
         adapted = adapter.configure(config, Path(parent), load.most)

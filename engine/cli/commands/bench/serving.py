@@ -16,7 +16,6 @@ from kiln.engine.cli.measuring import add_files, say
 from kiln.engine.cli.numbers import count
 from kiln.engine.cli.options import (
     add_engine_arguments,
-    engine_config,
     engine_flags,
     find_model,
     served_name,
@@ -74,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     arrivals = _check(args)
     refuse_parallel(args)
-    folder = find_model(args)
-    prompts = serving.make_prompts(folder, args.num_prompts, args.prompt_tokens)
+    config, model_files = find_model(args)
+    prompts = serving.make_prompts(model_files, args.num_prompts, args.prompt_tokens)
     with _server(args) as url:
         say(f"measuring {url}")
         rows = [serving.measure(url, prompts, args.output_tokens, arrivals, args.api_key)]
@@ -84,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
         # Imported here: torch and transformers must not take the server's cores.
         from kiln.engine.bench import in_process
 
-        config = engine_config(args, folder)
         at_a_time = arrivals.concurrency or _CONCURRENCY
         # All requests are submitted at once.
         limits = replace(config.scheduler, max_num_seqs=at_a_time, max_waiting=sys.maxsize)

@@ -1,0 +1,96 @@
+"""What --hf-overrides says is merged into config.json, for every reader of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kiln import LLM, SamplingParams
+from kiln.engine.bench.serving import make_prompts
+from kiln.engine.cli.options import DEMO_FOLDER
+from kiln.engine.errors import ModelError
+from kiln.engine.models.model_folder import ModelFiles, merged
+from kiln.engine.models.registry import read_model
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+def folder_with(tmp_path, changes):
+    for path in DEMO_FOLDER.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).symlink_to(path)
+    config = json.loads((DEMO_FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(merged(config, changes)))
+    return tmp_path
+
+
+def test_objects_are_merged_key_by_key():
+    content = {"a": 1, "b": {"c": {"d": 1}, "e": 2}, "f": {"g": 1}, "h": [1, 2]}
+    given = {"a": None, "b": {"c": {"i": 3}}, "f": 4, "h": [5], "j": {"k": 6}}
+    kept = json.dumps(content)
+    assert merged(content, given) == {
+        "a": None,
+        "b": {"c": {"d": 1, "i": 3}, "e": 2},
+        "f": 4,
+        "h": [5],
+        "j": {"k": 6},
+    }
+    assert json.dumps(content) == kept
+
+
+def test_a_model_is_that_of_a_file_with_these_values(tmp_path):
+    changes = {"rope_parameters": YARN, "rms_norm_eps": 0.01, "eos_token_id": None}
+    changed = folder_with(tmp_path, changes)
+    assert read_model(changed) == read_model(DEMO_FOLDER, overrides=changes)
+    assert read_model(changed) != read_model(DEMO_FOLDER)
+
+    def logprobs(folder, **settings):
+        with LLM(str(folder), device="cpu", dtype="float32", max_model_len=64, **settings) as llm:
+            params = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
+            return llm.generate("What is 17 + 25?", params)[0].outputs[0].logprobs
+
+    assert logprobs(changed) == logprobs(DEMO_FOLDER, hf_overrides=changes)
+    assert logprobs(changed) != logprobs(DEMO_FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sparse_sinks": 3}, r"^--hf-overrides: sparse_sinks is 3, Kiln does not support this"),
+        ({"rope_parameters": {"beam": 1}}, r"^--hf-overrides: rope_parameters\.beam is 1, Kiln"),
+        (
+            {"rope_parameters": {"type": "x"}},
+            r"^--hf-overrides: rope_parameters\.type is 'x', but rope_type",
+        ),
+        ({"hidden_act": "x"}, r"^--hf-overrides: hidden_act is 'x'"),
+        ({"vocab_size": None}, r"^--hf-overrides: vocab_size is missing, want an integer"),
+        ({"architectures": ["T5Model"]}, r"^--hf-overrides: architectures is \['T5Model'\]"),
+        ({"dtype": "int3"}, r"^--hf-overrides: dtype is 'int3'"),
+        ({"quantization_config": {"quant_method": "x"}}, r"^--hf-overrides: quantization_config"),
+    ],
+)
+def test_a_value_that_cannot_be_served_is_refused_as_from_the_flag(given, message):
+    with pytest.raises(ModelError, match=message):
+        read_model(DEMO_FOLDER, overrides=given)
+
+
+def test_values_of_the_file_are_still_refused_as_from_the_file(tmp_path):
+    changed = folder_with(tmp_path, {"hidden_act": "x"})
+    with pytest.raises(ModelError, match=r"^/.*config\.json: hidden_act is 'x'"):
+        read_model(changed, overrides={"rms_norm_eps": 1e-5})
+
+
+def test_an_architecture_without_a_head_embeds_texts():
+    settings = {"device": "cpu", "dtype": "float32", "max_model_len": 64}
+    architecture = json.loads((DEMO_FOLDER / "config.json").read_text())["architectures"][0]
+    headless = architecture.replace("ForCausalLM", "Model")
+    with LLM(str(DEMO_FOLDER), hf_overrides={"architectures": [headless]}, **settings) as llm:
+        assert len(llm.embed("a")[0].outputs.embedding) == 192
+
+
+def test_a_load_draws_from_the_vocabulary():
+    for size in (9, 768):
+        prompts = make_prompts(ModelFiles(DEMO_FOLDER, {"vocab_size": size}), 99, 40)
+        assert max(token for prompt in prompts for token in prompt) == size - 1
