@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +19,7 @@ from kiln.engine.models.build_experts import ExpertBuilder
 from kiln.engine.models.hf_config import QKNorm, Traits
 from kiln.engine.models.kv_scales import read_kv_scales
 from kiln.engine.models.parameters import Projection
+from kiln.engine.models.rotary_order import Order, halves_of_pairs
 from kiln.engine.models.split import Share, stacked
 
 Layer = Callable[..., Sum]
@@ -59,19 +61,34 @@ class LayerBuilder:
             "v_proj": build.split.kv_heads(*kv_heads, f"{prefix}v_proj"),
         }
         biases = self.traits.qkv_bias, self.traits.output_bias
+        own = build.shape
+        order = self._order(own.num_heads + own.num_kv_heads, own.num_kv_heads * own.head_dim)
         layer = SelfAttention(
-            self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused),
+            self._linear(
+                "qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused, order=order
+            ),
             self._attention_layer(prefix),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
         )
         return self._summed(layer)
 
+    def _order(self, num_heads: int, others: int = 0) -> Order:
+        """Return the order of the outputs of heads, and of ``others`` behind them."""
+        rope, shape = self._build.config.ropes[self._layer], self._build.shape
+        if rope is None or not self.traits.interleaved:
+            return ()
+        return halves_of_pairs(num_heads, shape.head_dim, rope.dim, others)
+
+    def _head_norm(self, name: str) -> RMSNorm:
+        """Build a norm over each head, in the order of the projection's outputs."""
+        norm, order = self._build.norm(name, self._build.shape.head_dim), self._order(1)
+        return replace(norm, weight=norm.weight[list(order)]) if order else norm
+
     def _attention_layer(self, prefix: str) -> AttentionLayer:
         build, rope = self._build, self._build.config.ropes[self._layer]
         query_norm = key_norm = None
         if self.traits.qk_norm is QKNorm.HEAD:
-            query_norm = build.norm(prefix + "q_norm", build.shape.head_dim)
-            key_norm = build.norm(prefix + "k_norm", build.shape.head_dim)
+            query_norm, key_norm = map(self._head_norm, (prefix + "q_norm", prefix + "k_norm"))
         layer = AttentionLayer(
             self._layer,
             build.shape,
@@ -119,6 +136,7 @@ class LayerBuilder:
         bias: bool,
         name: str = "",
         fused: str = "",
+        order: Order = (),
     ) -> Linear:
         """Build one projection; ``parts``: the rank's outputs by name after ``prefix``.
 
@@ -127,7 +145,7 @@ class LayerBuilder:
         placed = tuple((prefix + part, share) for part, share in parts.items())
         if fused:
             placed = tuple((prefix + fused, share) for share in stacked([*parts.values()]))
-        projection = Projection((name or self._name) + role, placed, inputs, bias)
+        projection = Projection((name or self._name) + role, placed, inputs, bias, order)
         return self._build.parameters.linear(projection)
 
     def _summed(self, layer: Callable[..., torch.Tensor]) -> Layer:

@@ -44,6 +44,7 @@ class Traits:
     soft_cap: float = 0.0  # of attention; see AttentionLayer
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
+    interleaved: bool = False  # rotary pairs are neighbours in the checkpoint: see rotary_order
     norm: NormKind = NormKind.RMS
     embedding_scale: float = 1.0  # the factor of the embeddings, of what a layer adds, of logits
     residual_scale: float = 1.0
