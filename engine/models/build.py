@@ -11,6 +11,7 @@ from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import VocabParallelEmbedding, VocabParallelHead
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.norms import RMS_FORMS
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.rope_config import RopeConfig
 from kiln.engine.models.split import WHOLE, Split, all_of
@@ -92,12 +93,16 @@ class Builder:
 
     def norm(self, name: str, size: int) -> RMSNorm:
         """Build one norm over ``size`` dimensions."""
-        return RMSNorm(self.parameters.tensor(f"{name}.weight", size), self.config.norm_eps)
+        return RMSNorm(self.parameters.tensor(f"{name}.weight", size), *self._norm_form())
 
     def stream_norm(self, name: str) -> StreamNorm:
         """Build a norm of the residual stream."""
         weight = self.parameters.tensor(f"{name}.weight", self.config.hidden_size)
-        return StreamNorm(weight, self.config.norm_eps)
+        return StreamNorm(weight, *self._norm_form())
+
+    def _norm_form(self) -> tuple[float, float, bool]:
+        """Return eps, the offset of the weight, and whether the product is rounded once."""
+        return self.config.norm_eps, *RMS_FORMS[self.config.traits.norm]
 
     def rotary(self, rope: RopeConfig) -> Rotary:
         """Return a rotary embedding, the same one for the same config."""

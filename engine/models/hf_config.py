@@ -41,6 +41,7 @@ class Traits:
     mlp_bias: bool = False
     qk_norm: QKNorm = QKNorm.NONE
     windows: Windows = ()
+    scale: float | None = None  # of the attention logits; None: head_dim ** -0.5
     soft_cap: float = 0.0  # of attention; see AttentionLayer
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
@@ -50,6 +51,7 @@ class Traits:
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: they stay
     experts: Experts | None = None
+    overflows_float16: bool = False  # the residual stream exceeds 65,504
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class HFConfig:
     traits: Traits
     quantization: Quantization = UNQUANTIZED
     wrapped: bool = False  # inside of a model of texts and images, of which Kiln serves the text
+    image_token_ids: frozenset[int] = frozenset()  # tokens that stand for images
 
     @property
     def max_positions(self) -> int:
@@ -107,11 +110,17 @@ def read_head_dim(fields: Fields) -> int:
 
 
 def read_config(
-    fields: Fields, traits: Traits, quantization: Quantization, *, wrapped: bool = False
+    fields: Fields,
+    traits: Traits,
+    quantization: Quantization,
+    *,
+    wrapped: bool = False,
+    image_token_ids: frozenset[int] = frozenset(),
 ) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "in Kiln tokens see only those before them")
+    for name, wanted in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if fields.flag(name, wanted) is not wanted:
+            raise fields.error(name, "in Kiln tokens see only those before them")
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -131,12 +140,15 @@ def read_config(
         head_dim=head_dim,
         activation=activation,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=traits.rope or read_rope(fields, head_dim),
+        rope=traits.rope
+        or next(filter(None, traits.ropes), None)  # all layers reach equally far
+        or read_rope(fields, head_dim),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_read_dtype(fields),
         traits=traits,
         quantization=quantization,
         wrapped=wrapped,
+        image_token_ids=image_token_ids,
     )
 
 

@@ -24,6 +24,7 @@ class Runner(Protocol):
     max_model_len: int  # tokens, prompt and output
     num_blocks: int  # of the KV pool
     vocab_size: int  # tokens that the model can draw
+    image_token_ids: frozenset[int]  # tokens that stand for images, which no prompt may have
     embedder: Embedder | None  # how it makes embeddings; None: it generates text
 
     @property

@@ -55,7 +55,7 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
+        self.vocab_size, self.image_token_ids = vocab_size, frozenset()
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.tables: dict[int, list[int]] = {}  # row to its blocks
         self.last_tokens: dict[int, int] = {}  # row to the token that it sampled last
