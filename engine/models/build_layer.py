@@ -76,6 +76,7 @@ class LayerBuilder:
             query_norm,
             key_norm,
             *read_kv_scales(build.weights, prefix, build.kv_dtype),
+            scale=self.traits.scale,
             soft_cap=build.config.soft_caps[self._layer],
         )
         self.attention_layers.append(layer)
