@@ -156,9 +156,7 @@ class _Reader:
                 "(save_embedding_layers=False)"
             )
 
-    def _pair(
-        self, names: Mapping[Role, str], part: Part, kind: Kind, trained: str
-    ) -> LoRAPair:
+    def _pair(self, names: Mapping[Role, str], part: Part, kind: Kind, trained: str) -> LoRAPair:
         roles = (Role.EMBEDDING_A, Role.EMBEDDING_B) if kind is Kind.EMBEDDING else (Role.A, Role.B)
         odd = [name for role, name in names.items() if role not in roles]
         if odd:

@@ -12,8 +12,8 @@ from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import QKNorm, Traits, read_head_dim
-from kiln.engine.models.rope_config import ropes_by_kind
 from kiln.engine.models.norms import NormKind
+from kiln.engine.models.rope_config import ropes_by_kind
 from kiln.engine.models.windows import FULL, SLIDING, layer_kinds, sliding_windows
 
 

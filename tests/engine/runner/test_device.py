@@ -67,8 +67,9 @@ def test_auto_is_the_checkpoints_dtype_on_a_gpu_and_float32_on_a_cpu():
 def test_a_model_that_overflows_float16_is_refused_in_it():
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     model = of_dtype(torch.float16, overflows_float16=True)
-    for name, told in [("float16", "dtype='float16': "), ("auto", "dtype='auto', which is float16")]:
-        with pytest.raises(ConfigError, match=f"{told}.*65,504.*use dtype bfloat16, or float32"):
+    told = {"float16": "dtype='float16': ", "auto": "dtype='auto', which is float16"}
+    for name, why in told.items():
+        with pytest.raises(ConfigError, match=f"{why}.*65,504.*use dtype bfloat16, or float32"):
             resolve_dtype(name, model, gpu)
     assert resolve_dtype("auto", model, cpu) == torch.float32
     assert resolve_dtype("bfloat16", model, gpu) == torch.bfloat16
