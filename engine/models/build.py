@@ -9,6 +9,7 @@ from kiln.engine.layers.head import LogitsHead
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import VocabParallelEmbedding, VocabParallelHead
+from kiln.engine.layers.query_scale import QueryScale, QueryScaling
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.norms import RMS_FORMS
@@ -46,6 +47,7 @@ class Builder:
         self._max_model_len, self._device = max_model_len, device
         self._rows: torch.Tensor | None = None  # of the embedding
         self._rotaries: dict[RopeConfig, Rotary] = {}
+        self._query_scales: dict[QueryScaling, QueryScale] = {}
 
     def embedding(self) -> Embedding | VocabParallelEmbedding | ScaledEmbedding:
         """Build the token embedding."""
@@ -110,3 +112,10 @@ class Builder:
             table = rotary_table(rope.dim, self._max_model_len, rope.theta, rope.scaling)
             self._rotaries[rope] = Rotary(table.to(self._device))
         return self._rotaries[rope]
+
+    def query_scale(self, scaling: QueryScaling) -> QueryScale:
+        """Return what scales queries by their position, the same one for the same config."""
+        if scaling not in self._query_scales:
+            table = scaling.table(self._max_model_len, self.parameters.dtype)
+            self._query_scales[scaling] = QueryScale(table.to(self._device))
+        return self._query_scales[scaling]

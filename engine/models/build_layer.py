@@ -12,6 +12,7 @@ from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.layers.query_scale import QueryScale
 from kiln.engine.models.block import SelfAttention
 from kiln.engine.models.build import Builder
 from kiln.engine.models.build_experts import ExpertBuilder
@@ -60,8 +61,13 @@ class LayerBuilder:
             self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0]),
             self._attention_layer(prefix),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
+            self._query_scale(),
         )
         return self._summed(layer)
+
+    def _query_scale(self) -> QueryScale | None:
+        scaling = self._build.config.query_scalings[self._layer]
+        return None if scaling is None else self._build.query_scale(scaling)
 
     def _attention_layer(self, prefix: str) -> AttentionLayer:
         build, rope = self._build, self._build.config.ropes[self._layer]

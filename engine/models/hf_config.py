@@ -9,6 +9,7 @@ import torch
 
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.mlp import GATES
+from kiln.engine.layers.query_scale import QueryScaling
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.norms import NormKind
@@ -33,7 +34,8 @@ class Traits:
 
     ``windows`` has one entry per layer: which keys a token attends to, or None for all; empty:
     every layer has full attention. ``ropes`` too: how the layer rotates, or None if it does not;
-    empty: as HFConfig.rope says.
+    empty: as HFConfig.rope says. ``query_scalings`` too: how queries grow with their position;
+    empty: they do not.
     """
 
     qkv_bias: bool = False
@@ -45,6 +47,7 @@ class Traits:
     soft_cap: float = 0.0  # of attention; see AttentionLayer
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
+    query_scalings: tuple[QueryScaling | None, ...] = ()
     norm: NormKind = NormKind.RMS
     embedding_scale: float = 1.0  # the factor of the embeddings, of what a layer adds, of logits
     residual_scale: float = 1.0
@@ -84,6 +87,11 @@ class HFConfig:
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """How each layer rotates queries and keys; None: not at all."""
         return self.traits.ropes or (self.rope,) * self.num_layers
+
+    @property
+    def query_scalings(self) -> tuple[QueryScaling | None, ...]:
+        """How the queries of each layer grow with their position; None: not at all."""
+        return self.traits.query_scalings or (None,) * self.num_layers
 
     @property
     def windows(self) -> Windows:
