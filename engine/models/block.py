@@ -10,6 +10,7 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.layers.projection_norm import ProjectionNorm
 from kiln.engine.layers.query_scale import QueryScale
 
 
@@ -31,6 +32,7 @@ class SelfAttention:
     qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     attention: AttentionLayer
     output: Linear  # [hidden_size, num_heads * head_dim]
+    norm: ProjectionNorm | None = None
     query_scale: QueryScale | None = None
 
     def __post_init__(self) -> None:
@@ -44,6 +46,8 @@ class SelfAttention:
     def __call__(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] at positions [num_tokens] to the same shape."""
         qkv = self.qkv(x)
+        if self.norm is not None:
+            self.norm(qkv)
         if self.query_scale is not None:
             self.query_scale(positions, qkv[:, : self.attention.shape.query_size])
         return self.output(self.attention(positions, qkv))

@@ -15,7 +15,7 @@ from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.norms import RMS_FORMS
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.rope_config import RopeConfig
-from kiln.engine.models.split import WHOLE, Split, all_of
+from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.ops.rotary.table import rotary_table
@@ -54,8 +54,8 @@ class Builder:
         part = self._embedding()
         self._rows = part.weight
         scale = self.config.traits.embedding_scale
-        # As transformers, which keeps the factor in the dtype of the weights.
-        scale = torch.tensor(scale, dtype=self.parameters.dtype).item()
+        if self.config.traits.rounds_embedding_scale:
+            scale = torch.tensor(scale, dtype=self.parameters.dtype).item()
         return part if scale == 1.0 else ScaledEmbedding(part, scale)
 
     def _embedding(self) -> Embedding | VocabParallelEmbedding:
@@ -93,8 +93,8 @@ class Builder:
             return part
         return VocabParallelHead(part, share.whole, self.split.group)
 
-    def norm(self, name: str, size: int) -> RMSNorm:
-        """Build one norm over ``size`` dimensions."""
+    def norm(self, name: str, size: int | Share) -> RMSNorm:
+        """Build one norm over ``size`` dimensions, or its weights for the rank's share of them."""
         return RMSNorm(self.parameters.tensor(f"{name}.weight", size), *self._norm_form())
 
     def stream_norm(self, name: str) -> StreamNorm:

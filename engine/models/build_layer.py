@@ -12,6 +12,7 @@ from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.layers.projection_norm import ProjectionNorm
 from kiln.engine.layers.query_scale import QueryScale
 from kiln.engine.models.block import SelfAttention
 from kiln.engine.models.build import Builder
@@ -57,13 +58,24 @@ class LayerBuilder:
             "v_proj": build.split.kv_heads(*kv_heads, f"{prefix}v_proj"),
         }
         biases = self.traits.qkv_bias, self.traits.output_bias
+        norm = self._projection_norm(prefix, query, qkv["k_proj"])
         layer = SelfAttention(
             self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0]),
             self._attention_layer(prefix),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
+            norm,
             self._query_scale(),
         )
         return self._summed(layer)
+
+    def _projection_norm(self, prefix: str, query: Share, key: Share) -> ProjectionNorm | None:
+        """Build the norms over the queries and keys of all heads, of which ranks have some."""
+        if self.traits.qk_norm is not QKNorm.PROJECTION:
+            return None
+        build, split = self._build, self._build.split
+        norms = build.norm(f"{prefix}q_norm", query), build.norm(f"{prefix}k_norm", key)
+        copies = max(1, split.world // build.config.num_kv_heads)
+        return ProjectionNorm(*norms, split.group, copies)
 
     def _query_scale(self) -> QueryScale | None:
         scaling = self._build.config.query_scalings[self._layer]

@@ -50,6 +50,7 @@ class Traits:
     query_scalings: tuple[QueryScaling | None, ...] = ()
     norm: NormKind = NormKind.RMS
     embedding_scale: float = 1.0  # the factor of the embeddings, of what a layer adds, of logits
+    rounds_embedding_scale: bool = False  # to the dtype of the weights, before it multiplies
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: they stay
