@@ -124,7 +124,8 @@ class EngineCore:
     def check(self, new: NewRequest) -> None:
         """Reject a request that can never be served. Raises RequestError."""
         check_task(new, self.runner.embedder)
-        check_tokens(new, self.runner.max_model_len, self.runner.vocab_size)
+        limits = (self.runner.max_model_len, self.runner.vocab_size)
+        check_tokens(new, *limits, self.runner.image_token_ids)
         check_some_token(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
         self.scheduler.check(new)
 

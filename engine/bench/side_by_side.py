@@ -31,7 +31,7 @@ class Subject:
         self.config = config
         self.model: HFConfig = read_model(Path(config.model.model), config.model.quantization)[1]
         self.device = resolve_device(config.model.device)
-        self.dtype = resolve_dtype(config.model.dtype, self.model.dtype, self.device)
+        self.dtype = resolve_dtype(config.model.dtype, self.model, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
         self.copy_bytes_s: float | None = None  # bytes read plus written per second
 

@@ -138,7 +138,7 @@ def _load(config: EngineConfig, place: torch.device) -> Any:
     transformers.utils.logging.disable_progress_bar()  # the benchmark has its own display
     folder = Path(config.model.model)
     _, read = read_model(folder)
-    dtype = resolve_dtype(config.model.dtype, read.dtype, place)
+    dtype = resolve_dtype(config.model.dtype, read, place)
     if config.model.load_format == "dummy":
         with place:  # random numbers of a large model would take a CPU minutes
             shape = AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -112,7 +112,7 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
     """Return the keywords of ``vllm.LLM`` for a config of Kiln on a GPU."""
     model, limits, budget = config.model, config.scheduler, config.scheduler.max_num_batched_tokens
     folder, ranks = Path(model.model), config.parallel.tensor_parallel_size
-    dtype = resolve_dtype(model.dtype, read_model(folder)[1].dtype, resolve_device(model.device))
+    dtype = resolve_dtype(model.dtype, read_model(folder)[1], resolve_device(model.device))
     return {
         "model": str(folder.resolve()),
         "load_format": model.load_format,

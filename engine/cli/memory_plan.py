@@ -65,7 +65,7 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     kv = kv or KVConfig()
     _, config = read_model(folder)
     device = resolve_device("auto")
-    dtype = resolve_dtype("auto", config.dtype, device)
+    dtype = resolve_dtype("auto", config, device)
     weights = stored_bytes(config, dtype)
     memory = kv.pool_memory(device.type)
     if device.type == "cpu":

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import AdapterError, ModelError
-from kiln.engine.lora.adapter_config import AdapterConfig, read_adapter_config
+from kiln.engine.lora.adapter_config import CONFIG_FILE, AdapterConfig, read_adapter_config
 from kiln.engine.lora.base_weights import first_difference
 from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.lora.tensor_names import Role, split_name
@@ -66,7 +66,7 @@ def read_adapter(
     try:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: give one with {WEIGHTS_FILE}")
-        config = read_adapter_config(folder, [part.name for part in sites.parts])
+        config = read_adapter_config(folder)
         with _opened(folder) as file:
             parts = {part.name: (part, site) for site in sites.all for part in site.parts}
             path, refused = folder / WEIGHTS_FILE, sites.refused
@@ -93,37 +93,45 @@ class _Reader:
         found: dict[str, dict[Role, str]] = {}
         copies: list[tuple[str, str]] = []  # modules, tensors
         adapters: dict[str, str] = {}  # names of adapters, and a tensor of each
+        trained: dict[str, str] = {}  # modules, and what adapter_config.json calls them
         for name in sorted(self.file.keys()):
-            module, role, adapter = split_name(name, self.parts, self.refused, self.path)
-            if role in (Role.BASE_WEIGHT, Role.WEIGHT):
-                copies.append((module, name))
+            read = split_name(name, self.parts, self.refused, self.path)
+            if read.is_of_images:  # changes nothing of texts
                 continue
-            found.setdefault(module, {})[role] = name
-            adapters.setdefault(adapter, name)
+            if read.role in (Role.BASE_WEIGHT, Role.WEIGHT):
+                copies.append((read.module, name))
+                continue
+            if (other := trained.setdefault(read.module, read.trained)) != read.trained:
+                raise ModelError(
+                    f"{self.path}: {other} and {read.trained} are the same layer: remove one"
+                )
+            found.setdefault(read.module, {})[read.role] = name
+            adapters.setdefault(read.adapter, name)
         if len(adapters) > 1:
             raise ModelError(
                 f"{self.path}: holds tensors of several adapters, such as "
                 f"{' and '.join([*adapters.values()][:2])}: save each in a folder of its own"
             )
-        self._check_modules(found, [module for module, _ in copies])
+        self.config.settle([*trained.values()], str(self.path.with_name(CONFIG_FILE)))
+        self._check_modules(trained, [module for module, _ in copies])
         pairs = {}
         for module, names in found.items():
             part, site = self.parts[module]
-            pairs[part.row] = self._pair(names, part, site.kind)
+            pairs[part.row] = self._pair(names, part, site.kind, trained[module])
         if not pairs:
             raise ModelError(f"{self.path}: holds no LoRA tensors")
         for module, name in copies:
             self._check_copy(name, *self.parts[module])
         return pairs
 
-    def _check_modules(self, found: Iterable[str], copied: Iterable[str]) -> None:
-        unknown = [module for module in (*found, *copied) if module not in self.parts]
+    def _check_modules(self, trained: Mapping[str, str], copied: Iterable[str]) -> None:
+        unknown = [module for module in (*trained, *copied) if module not in self.parts]
         if unknown:
             raise ModelError(
                 f"{self.path}: the model has no {', '.join(unknown[:_SHOWN])} "
                 f"({len(unknown)} such modules): was the adapter trained on this model?"
             )
-        strays = [module for module in found if not self.config.modules.has(module)]
+        strays = [name for name in trained.values() if not self.config.modules.has(name)]
         if strays:
             raise ModelError(
                 f"{self.path}: holds tensors of {', '.join(strays[:_SHOWN])} ({len(strays)} such "
@@ -145,7 +153,7 @@ class _Reader:
                 "(save_embedding_layers=False)"
             )
 
-    def _pair(self, names: Mapping[Role, str], part: Part, kind: Kind) -> LoRAPair:
+    def _pair(self, names: Mapping[Role, str], part: Part, kind: Kind, trained: str) -> LoRAPair:
         roles = (Role.EMBEDDING_A, Role.EMBEDDING_B) if kind is Kind.EMBEDDING else (Role.A, Role.B)
         odd = [name for role, name in names.items() if role not in roles]
         if odd:
@@ -158,7 +166,7 @@ class _Reader:
                 raise ModelError(
                     f"{self.path}: tensor {other} is there, but {part.name}{role.value} is missing"
                 )
-        rank = self.config.rank(part.name)
+        rank = self.config.rank(trained)
         if self.max_rank is not None and rank > self.max_rank:
             raise ModelError(
                 f"{self.path}: {part.name} has rank {rank}, above max_lora_rank="
@@ -170,7 +178,7 @@ class _Reader:
         return LoRAPair(
             self._tensor(a, (rank, inputs), says),
             self._tensor(b, (outputs, rank), says),
-            self.config.scale(part.name),
+            self.config.scale(trained),
         )
 
     def _tensor(self, name: str, shape: tuple[int, ...], says: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln.engine.errors import ModelError
-from kiln.engine.lora.target_modules import TargetModules
+from kiln.engine.lora.target_modules import EMBEDDINGS, TargetModules
 from kiln.engine.models.expressions import Expression, settle
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.model_folder import read_json
@@ -69,6 +69,14 @@ class AdapterConfig:
     alphas: tuple[Pattern, ...]
     modules: TargetModules
 
+    def settle(self, names: Sequence[str], what: str) -> None:
+        """Match all expressions with the names of modules, before the methods below get them.
+
+        Raises ModelError, which begins with ``what``, if that takes too long.
+        """
+        patterns = [pattern for pattern, _ in (*self.ranks, *self.alphas)]
+        settle((*patterns, *self.modules.expressions), [*names, *EMBEDDINGS], what)
+
     def rank(self, module: str) -> int:
         """Return the rank of a module, such as "model.layers.0.self_attn.q_proj"."""
         return int(_first_match(self.ranks, module, self.default_rank))
@@ -80,8 +88,8 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def read_adapter_config(folder: Path, names: Sequence[str]) -> AdapterConfig:
-    """Read a folder's adapter_config.json, for a model whose modules have ``names``.
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read a folder's adapter_config.json.
 
     Raises ModelError naming the key if it is missing, malformed or not supported.
     """
@@ -91,7 +99,7 @@ def read_adapter_config(folder: Path, names: Sequence[str]) -> AdapterConfig:
     content = read_json(path)
     fields = Fields(content, path)
     _refuse(content, fields)
-    config = AdapterConfig(
+    return AdapterConfig(
         default_rank=_rank(content.get("r", 8), fields, "r"),
         default_alpha=_alpha(content.get("lora_alpha", 8), fields, "lora_alpha"),
         use_rslora=fields.flag("use_rslora", False),
@@ -99,9 +107,6 @@ def read_adapter_config(folder: Path, names: Sequence[str]) -> AdapterConfig:
         alphas=_patterns(content, fields, "alpha_pattern", _alpha),
         modules=TargetModules.read(content, fields),
     )
-    patterns = [pattern for pattern, _ in (*config.ranks, *config.alphas)]
-    settle((*patterns, *config.modules.expressions), names, str(path))
-    return config
 
 
 def _refuse(content: Mapping[str, Any], fields: Fields) -> None:

@@ -10,7 +10,8 @@ from kiln.engine.models.expressions import Expression
 from kiln.engine.models.fields import Fields
 
 ALL_LINEAR = "all-linear"
-_NOT_LINEAR = ("embed_tokens", "lm_head")  # what all-linear leaves out
+NOT_LINEAR = ("embed_tokens", "lm_head")  # what all-linear leaves out
+EMBEDDINGS = ("model.embed_tokens", "lm_head")  # which are one where they are tied
 _Names = Expression | tuple[str, ...] | None
 _BEFORE, _BEHIND = r"(?:^|.*?\.)", r"\.(\d+)\."  # around the name of a list of layers
 
@@ -58,9 +59,10 @@ class TargetModules:
 
     def has(self, module: str) -> bool:
         """Whether a module, such as "model.layers.0.mlp.up_proj", is targeted."""
-        if self.tied and module.rpartition(".")[2] in _NOT_LINEAR:
-            return any(self._has(name) for name in ("model.embed_tokens", "lm_head"))
-        return self._has(module)
+        names = {module}
+        if self.tied and module.rpartition(".")[2] in NOT_LINEAR:
+            names |= set(EMBEDDINGS)
+        return any(map(self._has, names))
 
     def _has(self, module: str) -> bool:
         if self.excluded is not None and _matches(self.excluded, module):
@@ -95,7 +97,7 @@ def _names(content: Mapping[str, Any], fields: Fields, key: str) -> _Names:
     if not isinstance(value, str):
         raise fields.error(key, "want a list of names, or an expression")
     if key == "target_modules" and value.lower() == ALL_LINEAR:
-        return Expression(rf"(?!(?:.*\.)?(?:{'|'.join(_NOT_LINEAR)})$).*", full=True, trusted=True)
+        return Expression(rf"(?!(?:.*\.)?(?:{'|'.join(NOT_LINEAR)})$).*", full=True, trusted=True)
     return _expression(value, fields, key, full=True)
 
 

@@ -11,6 +11,15 @@ from typing import NamedTuple
 from kiln.engine.errors import ModelError
 
 _PREFIX, _BODY = "base_model.model.", "model."
+# What the names of the text model begin with in a model of texts and images, by the versions of
+# transformers, and what stands there in the text model alone.
+_INSIDE = (
+    ("language_model.model.", _BODY),
+    ("language_model.lm_head", "lm_head"),
+    ("model.language_model.", _BODY),
+    ("language_model.", _BODY),
+)
+_IMAGES = re.compile(r"(?:model\.)?(?:vision|image|multi_modal)\w*\..+")  # the part for images
 _EXPERTS = ".experts."
 
 
@@ -27,11 +36,21 @@ class Role(Enum):
 
 
 class TensorName(NamedTuple):
-    """A tensor's module in the checkpoint, its role, and the name of its adapter, or ""."""
+    """A tensor's module in the checkpoint, its role, and the name of its adapter, or "".
+
+    ``trained``: what the module was called in the model that the adapter was trained on, by which
+    adapter_config.json names it.
+    """
 
     module: str
     role: Role
-    adapter: str = ""
+    adapter: str
+    trained: str
+
+    @property
+    def is_of_images(self) -> bool:
+        """Whether the module is in a part of the model that no text passes through."""
+        return _IMAGES.fullmatch(self.module) is not None
 
 
 # PEFT's files leave out the adapter's name, which is "default" unless one was given. Files that
@@ -67,16 +86,14 @@ def split_name(
         raise ModelError(f"{path}: tensor {name[:120]}: want a name that begins with {_PREFIX}")
     whole = name.removeprefix(_PREFIX)
     found = _parsed(whole, parts)
+    if found is not None and found.is_of_images:
+        return found
     if found is None:
         why = next((why for end, why in _REFUSED.items() if whole.endswith(end)), _UNKNOWN)
         if ".lora_" in whole and why in (_WEIGHT, _BIAS):
             why = _UNKNOWN
         raise ModelError(f"{path}: tensor {name[:120]} is not supported: {why}")
-    module = found.module
-    # An adapter of a model without a head leaves out the name of what is below the head.
-    if module not in parts and (full := f"{_BODY}{module}") in parts:
-        module, found = full, found._replace(module=full)
-    what = "experts" if _EXPERTS in f"{module}." else refused.get(module)
+    what = "experts" if _EXPERTS in f"{found.module}." else refused.get(found.module)
     if what is not None:
         raise ModelError(f"{path}: tensor {name[:120]} is not supported: it adapts {what}")
     return found
@@ -86,10 +103,21 @@ def _parsed(whole: str, parts: Container[str]) -> TensorName | None:
     lora = _LORA.fullmatch(whole)
     if lora is not None:
         pair, table = lora["pair"], lora["table"]
-        role = Role(table or f"{pair}.weight")
-        return TensorName(lora["module"], role, lora["of_pair"] or lora["of_table"] or "")
+        role, trained = Role(table or f"{pair}.weight"), lora["module"]
+        adapter = lora["of_pair"] or lora["of_table"] or ""
+        return TensorName(_in_checkpoint(trained, parts), role, adapter, trained)
     for role in (Role.BASE_WEIGHT, Role.WEIGHT):
-        module = whole.removesuffix(role.value)
-        if module != whole and (role is Role.BASE_WEIGHT or module in parts):
-            return TensorName(module, role)
+        trained = whole.removesuffix(role.value)
+        module = _in_checkpoint(trained, parts)
+        if trained != whole and (role is Role.BASE_WEIGHT or module in parts):
+            return TensorName(module, role, "", trained)
     return None
+
+
+def _in_checkpoint(trained: str, parts: Container[str]) -> str:
+    """Return what a module is called in the text model; its own name if that has no such module.
+
+    An adapter of a model without a head leaves out the name of what is below the head.
+    """
+    inside = (new + trained.removeprefix(old) for old, new in _INSIDE if trained.startswith(old))
+    return next((name for name in (trained, *inside, _BODY + trained) if name in parts), trained)

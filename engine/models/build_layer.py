@@ -13,6 +13,8 @@ from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.layers.projection_norm import ProjectionNorm
+from kiln.engine.layers.query_scale import QueryScale
 from kiln.engine.models.block import SelfAttention
 from kiln.engine.models.build import Builder
 from kiln.engine.models.build_experts import ExpertBuilder
@@ -63,12 +65,15 @@ class LayerBuilder:
         biases = self.traits.qkv_bias, self.traits.output_bias
         own = build.shape
         order = self._order(own.num_heads + own.num_kv_heads, own.num_kv_heads * own.head_dim)
+        norm = self._projection_norm(prefix, query, qkv["k_proj"])
         layer = SelfAttention(
             self._linear(
                 "qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused, order=order
             ),
             self._attention_layer(prefix),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
+            norm,
+            self._query_scale(),
         )
         return self._summed(layer)
 
@@ -79,16 +84,33 @@ class LayerBuilder:
             return ()
         return halves_of_pairs(num_heads, shape.head_dim, rope.dim, others)
 
-    def _head_norm(self, name: str) -> RMSNorm:
-        """Build a norm over each head, in the order of the projection's outputs."""
-        norm, order = self._build.norm(name, self._build.shape.head_dim), self._order(1)
+    def _ordered_norm(self, name: str, size: int | Share, num_heads: int) -> RMSNorm:
+        """Build a norm over heads, in the order of the projection's outputs."""
+        norm, order = self._build.norm(name, size), self._order(num_heads)
         return replace(norm, weight=norm.weight[list(order)]) if order else norm
+
+    def _projection_norm(self, prefix: str, query: Share, key: Share) -> ProjectionNorm | None:
+        """Build the norms over the queries and keys of all heads, of which ranks have some."""
+        if self.traits.qk_norm is not QKNorm.PROJECTION:
+            return None
+        build, split = self._build, self._build.split
+        norms = (
+            self._ordered_norm(f"{prefix}q_norm", query, build.shape.num_heads),
+            self._ordered_norm(f"{prefix}k_norm", key, build.shape.num_kv_heads),
+        )
+        copies = max(1, split.world // build.config.num_kv_heads)
+        return ProjectionNorm(*norms, split.group, copies)
+
+    def _query_scale(self) -> QueryScale | None:
+        scaling = self._build.config.query_scalings[self._layer]
+        return None if scaling is None else self._build.query_scale(scaling)
 
     def _attention_layer(self, prefix: str) -> AttentionLayer:
         build, rope = self._build, self._build.config.ropes[self._layer]
         query_norm = key_norm = None
         if self.traits.qk_norm is QKNorm.HEAD:
-            query_norm, key_norm = map(self._head_norm, (prefix + "q_norm", prefix + "k_norm"))
+            query_norm = self._ordered_norm(f"{prefix}q_norm", build.shape.head_dim, 1)
+            key_norm = self._ordered_norm(f"{prefix}k_norm", build.shape.head_dim, 1)
         layer = AttentionLayer(
             self._layer,
             build.shape,
@@ -96,6 +118,7 @@ class LayerBuilder:
             query_norm,
             key_norm,
             *read_kv_scales(build.weights, prefix, build.kv_dtype),
+            scale=self.traits.scale,
             soft_cap=build.config.soft_caps[self._layer],
         )
         self.attention_layers.append(layer)

@@ -8,7 +8,8 @@ from kiln.engine.models.fields import Fields
 
 # Keys that ``hf_config`` and ``rope_config`` read for every family.
 _READ = (
-    *("architectures", "dtype", "torch_dtype", "quantization_config", "layer_types", "is_causal"),
+    *("architectures", "dtype", "torch_dtype", "quantization_config", "layer_types"),
+    *("is_causal", "use_bidirectional_attention"),
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
     *("rms_norm_eps", "tie_word_embeddings"),

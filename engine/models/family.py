@@ -52,9 +52,10 @@ class Family:
     Each maps to transformers' default for an absent key, or to None without one. ``ignored`` are
     keys of published files that transformers does not read. ``names`` says what a key that all
     families share is called in this one. ``wrappers`` are architectures of texts and images in
-    which the family is the part for texts, under ``text_config``. ``unused`` is a regular
-    expression of tensors that the model leaves out. ``model_type`` in config.json stands for a
-    missing list of architectures.
+    which the family is the part for texts, under ``text_config``; they do not read the keys
+    ``of_head``. ``image_tokens`` are the keys of a wrapper's config.json for tokens that stand for
+    images, with transformers' defaults. ``unused`` is a regular expression of tensors that the
+    model leaves out. ``model_type`` in config.json stands for a missing list of architectures.
     """
 
     architectures: tuple[str, ...]
@@ -64,6 +65,8 @@ class Family:
     ignored: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()
+    of_head: tuple[str, ...] = ()
+    image_tokens: Mapping[str, int] = field(default_factory=dict)
     unused: str = ""
     model_type: str = ""
 

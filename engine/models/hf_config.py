@@ -9,6 +9,7 @@ import torch
 
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.mlp import GATES
+from kiln.engine.layers.query_scale import QueryScaling
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.norms import NormKind
@@ -33,7 +34,8 @@ class Traits:
 
     ``windows`` has one entry per layer: which keys a token attends to, or None for all; empty:
     every layer has full attention. ``ropes`` too: how the layer rotates, or None if it does not;
-    empty: as HFConfig.rope says.
+    empty: as HFConfig.rope says. ``query_scalings`` too: how queries grow with their position;
+    empty: they do not.
     """
 
     qkv_bias: bool = False
@@ -41,16 +43,20 @@ class Traits:
     mlp_bias: bool = False
     qk_norm: QKNorm = QKNorm.NONE
     windows: Windows = ()
+    scale: float | None = None  # of the attention logits; None: head_dim ** -0.5
     soft_cap: float = 0.0  # of attention; see AttentionLayer
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
     interleaved: bool = False  # rotary pairs are neighbours in the checkpoint: see rotary_order
+    query_scalings: tuple[QueryScaling | None, ...] = ()
     norm: NormKind = NormKind.RMS
     embedding_scale: float = 1.0  # the factor of the embeddings, of what a layer adds, of logits
+    rounds_embedding_scale: bool = False  # to the dtype of the weights, before it multiplies
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: they stay
     experts: Experts | None = None
+    overflows_float16: bool = False  # the residual stream exceeds 65,504
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class HFConfig:
     traits: Traits
     quantization: Quantization = UNQUANTIZED
     wrapped: bool = False  # inside of a model of texts and images, of which Kiln serves the text
+    image_token_ids: frozenset[int] = frozenset()  # tokens that stand for images
 
     @property
     def max_positions(self) -> int:
@@ -90,6 +97,11 @@ class HFConfig:
         """
         found = max((one.short_context for one in self.ropes if one is not None), default=0)
         return found if found < max_model_len else 0
+
+    @property
+    def query_scalings(self) -> tuple[QueryScaling | None, ...]:
+        """How the queries of each layer grow with their position; None: not at all."""
+        return self.traits.query_scalings or (None,) * self.num_layers
 
     @property
     def windows(self) -> Windows:
@@ -116,11 +128,17 @@ def read_head_dim(fields: Fields) -> int:
 
 
 def read_config(
-    fields: Fields, traits: Traits, quantization: Quantization, *, wrapped: bool = False
+    fields: Fields,
+    traits: Traits,
+    quantization: Quantization,
+    *,
+    wrapped: bool = False,
+    image_token_ids: frozenset[int] = frozenset(),
 ) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "in Kiln tokens see only those before them")
+    for name, wanted in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if fields.flag(name, wanted) is not wanted:
+            raise fields.error(name, "in Kiln tokens see only those before them")
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -140,12 +158,15 @@ def read_config(
         head_dim=head_dim,
         activation=activation,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=traits.rope or read_rope(fields, head_dim),
+        rope=traits.rope
+        or next(filter(None, traits.ropes), None)  # all layers reach equally far
+        or read_rope(fields, head_dim),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_read_dtype(fields),
         traits=traits,
         quantization=quantization,
         wrapped=wrapped,
+        image_token_ids=image_token_ids,
     )
 
 

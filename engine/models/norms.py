@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from types import MappingProxyType
 
 
 class NormKind(Enum):
@@ -13,3 +14,12 @@ class NormKind(Enum):
     RMS_ZERO_CENTRED = "x̂ times (1 + the weight), rounded once"  # Gemma
     LAYER = "(x - mean) / deviation times the weight, rounded once"  # Cohere-2
     LAYER_ZERO_CENTRED = "the same with 1 + the weight, and a bias"  # Nemotron
+
+
+RMS_FORMS = MappingProxyType(
+    {
+        NormKind.RMS: (0.0, False),
+        NormKind.RMS_ROUND_ONCE: (0.0, True),
+        NormKind.RMS_ZERO_CENTRED: (1.0, True),
+    }
+)  # ``weight_offset`` and ``round_once`` of the norms without a mean

@@ -88,10 +88,13 @@ class Parameters:
         self._device = device
         self._wrapper = wrapper
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return one tensor of a known shape. Raises ModelError."""
-        out = self._empty(*shape, dtype=dtype)
-        fill_shares(self._weights, name, out, name, [all_of(size) for size in shape])
+    def tensor(
+        self, name: str, *shape: int | Share, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return one tensor of a known shape, or the rank's share of it. Raises ModelError."""
+        shares = [all_of(size) if isinstance(size, int) else size for size in shape]
+        out = self._empty(*(share.room for share in shares), dtype=dtype)
+        fill_shares(self._weights, name, out, name, shares)
         return out
 
     def linear(self, projection: Projection, dtype: torch.dtype | None = None) -> Linear:

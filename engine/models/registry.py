@@ -47,17 +47,19 @@ def read_model(folder: Path, quantization: str | None = None) -> tuple[Family, H
         problem = advice or f"{folder} is not a model in Hugging Face format"
         raise ModelError(f"{path} is missing: {problem}")
     content = read_json(path)
-    architecture, family, wrapped = _family(Fields(content, path))
+    outer = Fields(content, path)
+    architecture, family, wrapped = _family(outer)
+    images: frozenset[int] = frozenset()
     if wrapped:
-        content, path = _text_part(content), Path(f"{path} (text_config)")
+        images = _image_tokens(outer, family)
+        content, path = _text_part(content, family), Path(f"{path} (text_config)")
     if content.get("dtype") is None and content.get("torch_dtype") is None:
         content = {**content, "dtype": stored_dtype(folder)}
     fields = Fields({**family.keys, **content}, path, names=family.names)
     refuse_unknown_keys(fields, {*family.keys, *family.ignored}, architecture)
     traits = family.traits(fields)
-    return family, read_config(
-        fields, traits, read_quantization(fields, folder, quantization), wrapped=wrapped
-    )
+    quantized = read_quantization(fields, folder, quantization)
+    return family, read_config(fields, traits, quantized, wrapped=wrapped, image_token_ids=images)
 
 
 def _family(fields: Fields) -> tuple[str, Family, bool]:
@@ -87,7 +89,19 @@ def _family(fields: Fields) -> tuple[str, Family, bool]:
     raise fields.error("architectures", f"and model_type is {model_type!r}: {wanted}")
 
 
-def _text_part(content: Mapping[str, Any]) -> dict[str, Any]:
+def _image_tokens(outer: Fields, family: Family) -> frozenset[int]:
+    """Return the tokens that stand for images in a wrapper. Raises ModelError.
+
+    transformers reads ``image_token_id`` as another name of ``image_token_index``.
+    """
+    found = set()
+    for name, default in family.image_tokens.items():
+        other = name.removesuffix("_index") + "_id"
+        found.add(outer.count(name if name in outer else other, default, least=0))
+    return frozenset(found)
+
+
+def _text_part(content: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the config of the text model in a wrapper's, which is all that transformers reads.
 
     The head may be tied at either level. A head of its own is used in any case, so it counts as
@@ -95,8 +109,11 @@ def _text_part(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     outer = {name: content[name] for name in _OUTER if content.get(name) is not None}
     tied = content.get("tie_word_embeddings")
+    text = dict(content.get("text_config") or {})
+    for name in family.of_head:
+        text.pop(name, None)
     return {
-        **(content.get("text_config") or {}),
+        **text,
         **outer,
         "tie_word_embeddings": True if tied is None else tied,
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from kiln.engine.models.fields import Fields
+from kiln.engine.models.windows import FULL
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
 _DEFAULT_THETA = 10_000.0  # transformers' default
@@ -32,6 +33,8 @@ _OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
 }
 KINDS = MappingProxyType({kind: kind for kind in _OWN})  # by their names in config.json
 
+_ALL = frozenset(name for names in _OWN.values() for name in names)
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -51,36 +54,57 @@ class RopeConfig:
         return scaling.original_max_position_embeddings
 
 
+def ropes_by_kind(
+    fields: Fields, head_dim: int, kinds: Sequence[str], thetas: Mapping[str, str]
+) -> tuple[RopeConfig, ...]:
+    """Return the rope of each layer, where each kind of layer has parameters of its own.
+
+    ``rope_parameters`` holds an object for each kind. Older files have a key for the theta of each,
+    by ``thetas``, and ``rope_scaling``, which is that of layers with full attention alone. In these
+    families ``max_position_embeddings`` includes the scaling. Raises ModelError.
+    """
+    reach = fields.count("max_position_embeddings")
+    ropes = {
+        kind: read_rope(fields, head_dim, layer_type=kind, theta=thetas[kind])
+        for kind in dict.fromkeys(kinds)
+    }
+    return tuple(replace(ropes[kind], max_positions=reach) for kind in kinds)
+
+
 def read_rope(
     fields: Fields,
     head_dim: int,
     *,
     partial: float | None = None,
     layer_type: str = "",
+    theta: str = "rope_theta",
     kinds: Mapping[str, str] = KINDS,
 ) -> RopeConfig:
     """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
 
     ``partial``: the default of ``partial_rotary_factor``; None: the family has no such key.
-    ``layer_type``: whose parameters to read where each type of layer has its own. ``kinds``: the
-    rope types that the family supports, by what config.json calls them. Raises ModelError on an
-    unknown rope type, an unknown key, or a malformed field.
+    ``layer_type``: whose parameters to read where each type of layer has its own, and ``theta``
+    what their theta is called outside of ``rope_parameters``. ``kinds``: the rope types that the
+    family supports, by what config.json calls them. Raises ModelError on an unknown rope type, an
+    unknown key, or a malformed field.
     """
     rope, older = fields.group("rope_parameters"), fields.group("rope_scaling")
     if rope is not None and older is not None:
         raise fields.error("rope_scaling", "but rope_parameters is also set: want one of them")
+    if layer_type:
+        rope = _of_layer_type(rope, layer_type)
+        older = older if layer_type == FULL else None
     rope = rope or older
-    of_layers = rope is not None and layer_type in rope
-    if rope is not None and of_layers:
-        rope = rope.group(layer_type)
     length = fields.count("max_position_embeddings")  # required
     max_positions = min(fields.count(name) for name in _LENGTHS if name in fields)
-    theta = fields.number("rope_theta", _DEFAULT_THETA)
+    base = fields.number(theta, _DEFAULT_THETA)
     scaling = None
     if rope is not None:
-        theta = rope.number("rope_theta", theta)
-        original = None if of_layers else fields.optional_count(_ORIGINAL)
+        base = rope.number("rope_theta", base)
+        original = None if layer_type else fields.optional_count(_ORIGINAL)
         scaling = _read_scaling(rope, kinds, length, original)
+        if layer_type and scaling is not None and scaling.kind == "yarn":
+            scaling = replace(scaling, truncate=True)  # transformers does not read it there
     dim = head_dim
     if partial is not None:
         dim = _rotated(fields, rope or fields, head_dim, partial)
@@ -90,8 +114,21 @@ def read_rope(
         raise fields.error("head_dim", f"want an even number of dimensions, not {head_dim}")
     if scaling is not None and scaling.kind == "longrope":
         assert rope is not None
-        scaling = _with_lists(scaling, rope, dim, of_layers=of_layers)
-    return RopeConfig(dim, theta, scaling, _reach(scaling, max_positions))
+        scaling = _with_lists(scaling, rope, dim, of_layers=bool(layer_type))
+    return RopeConfig(dim, base, scaling, _reach(scaling, max_positions))
+
+
+def _of_layer_type(rope: Fields | None, layer_type: str) -> Fields | None:
+    """Return what ``rope_parameters`` says of a type of layer, None if nothing.
+
+    transformers ignores what is not in the object of any type, which Kiln refuses.
+    """
+    if rope is None:
+        return None
+    for name in rope.switched_on():
+        if name in _COMMON or name in _ALL:
+            raise rope.error(name, f"want it in an object for each type of layer, {layer_type}: …")
+    return rope.group(layer_type)
 
 
 def _rotated(fields: Fields, rope: Fields, head_dim: int, default: float) -> int:

@@ -42,8 +42,13 @@ def layer_kinds(fields: Fields, default: Callable[[int], str], *kinds: str) -> l
 
 
 def sliding_windows(fields: Fields, kinds: Sequence[str]) -> Windows:
-    """Return ``sliding_window`` for the layers whose kind is ``sliding_attention``."""
+    """Return ``sliding_window`` for the layers whose kind is ``sliding_attention``.
+
+    Raises ModelError if there are such layers, but no window.
+    """
     window = _sliding_window(fields)
+    if window is None and SLIDING in kinds:
+        raise fields.error("sliding_window", f"but layers are {SLIDING}: want their window")
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 

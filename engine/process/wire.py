@@ -18,6 +18,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     ``kernels`` maps each kernel to the chosen implementation and the reason. ``budget``: how many
     tokens a step has at most, and why. ``embedder``: how it makes embeddings; None: it generates.
+    ``image_token_ids``: no prompt may have them.
     """
 
     max_model_len: int  # tokens, prompt and output
@@ -27,6 +28,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     kernels: dict[str, str] = {}
     budget: str = ""
     embedder: Embedder | None = None
+    image_token_ids: list[int] = []
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

@@ -237,6 +237,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[EngineCore, wir
         kernels=runner.loaded.kernels,
         budget=f"{runner.loaded.limits.budget} tokens ({runner.loaded.budget_reason})",
         embedder=runner.embedder,
+        image_token_ids=sorted(runner.image_token_ids),
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
     return EngineCore(config, runner=runner, vocabulary=vocabulary.result), info

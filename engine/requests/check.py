@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.pooling import Embedder
@@ -24,8 +24,13 @@ def check_task(new: NewRequest, embedder: Embedder | None) -> None:
         raise RequestError(NO_EMBEDDINGS if embedder is None else ONLY_EMBEDDINGS, "model")
 
 
-def check_tokens(new: NewRequest, context: int, vocab_size: int) -> None:
-    """Check a request for a model of ``context`` and ``vocab_size`` tokens. Raises RequestError."""
+def check_tokens(
+    new: NewRequest, context: int, vocab_size: int, image_token_ids: Collection[int] = ()
+) -> None:
+    """Check a request for a model of ``context`` and ``vocab_size`` tokens. Raises RequestError.
+
+    ``image_token_ids`` stand for images in prompts.
+    """
     length, params = len(new.prompt_token_ids), new.params
     if length == 0:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
@@ -45,3 +50,11 @@ def check_tokens(new: NewRequest, context: int, vocab_size: int) -> None:
             raise RequestError(
                 f"{name} has token id {wrong}, but the vocabulary is 0 to {vocab_size - 1}", name
             )
+    images = {*image_token_ids}
+    if not images.isdisjoint(new.prompt_token_ids):
+        at, token = next((i, one) for i, one in enumerate(new.prompt_token_ids) if one in images)
+        raise RequestError(
+            f"prompt has token id {token} at position {at}, which stands for an image: Kiln serves "
+            "this model's texts alone: leave images out",
+            "prompt",
+        )

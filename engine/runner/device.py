@@ -6,7 +6,7 @@ import torch
 
 from kiln.engine.config import DType, KVCacheDType
 from kiln.engine.errors import ConfigError
-from kiln.engine.models.hf_config import DTYPES
+from kiln.engine.models.hf_config import DTYPES, HFConfig
 
 
 def resolve_device(name: str) -> torch.device:
@@ -53,14 +53,23 @@ def resolve_rank_device(name: str, local_rank: int, local_world: int) -> torch.d
     return torch.device("cuda", local_rank)
 
 
-def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: DType, model: HFConfig, device: torch.device) -> torch.dtype:
     """Return the dtype for a flag; "auto" is the checkpoint's on a GPU, float32 on a CPU.
 
-    CPUs compute faster in float32 than in 16-bit dtypes.
+    CPUs compute faster in float32 than in 16-bit dtypes. Raises ConfigError if the model's numbers
+    do not fit the dtype.
     """
     if name != "auto":
-        return DTYPES[name]
-    return torch.float32 if device.type == "cpu" else checkpoint
+        dtype = DTYPES[name]
+    else:
+        dtype = torch.float32 if device.type == "cpu" else model.dtype
+    if dtype == torch.float16 and model.traits.overflows_float16:
+        auto = "" if name != "auto" else ", which is float16 for this checkpoint"
+        raise ConfigError(
+            f"dtype={name!r}{auto}: in this family of models the residual stream exceeds 65,504, "
+            "the largest float16, and outputs become NaN: use dtype bfloat16, or float32"
+        )
+    return dtype
 
 
 def resolve_kv_dtype(name: KVCacheDType, dtype: torch.dtype) -> torch.dtype:

@@ -25,6 +25,7 @@ class Runner(Protocol):
     long_start: int  # requests of more tokens have other rotary frequencies; 0: none has
     num_blocks: int  # of the KV pool
     vocab_size: int  # tokens that the model can draw
+    image_token_ids: frozenset[int]  # tokens that stand for images, which no prompt may have
     embedder: Embedder | None  # how it makes embeddings; None: it generates text
 
     @property

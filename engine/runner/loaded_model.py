@@ -86,7 +86,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     config, family, hf, embedder = _read(config, folder)
     check_split(hf, split.world)
     length = _max_model_len(wanted.max_model_len, hf, None if embedder is None else folder)
-    dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
+    dtype = resolve_dtype(wanted.dtype, hf, device)
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
     limits, reason = limits_of(config, hf, dtype, kv, length, group)

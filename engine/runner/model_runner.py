@@ -64,6 +64,7 @@ class ModelRunner:
         self.limits, self.max_model_len = own.limits, own.max_model_len
         self.long_start = own.hf.long_start(own.max_model_len)
         self.num_blocks, self.vocab_size = self.pool.num_blocks, own.hf.vocab_size
+        self.image_token_ids = own.hf.image_token_ids
         self.embedder = own.embedder
         # This rank's parts of the LoRA adapters; None if the model has no place for adapters.
         self.rank_store = None if own.adapters is None else own.adapters.store

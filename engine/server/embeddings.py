@@ -149,7 +149,7 @@ async def _read(
             salted = replace(prompt, cache_salt=body.cache_salt)
             new = job.ask(f"{name}-{index}", salted, adapter, body.priority or 0)
             try:
-                check_tokens(new, context, info.vocab_size)
+                check_tokens(new, context, info.vocab_size, info.image_token_ids)
             except RequestError as error:
                 raise type(error)(f"input {index}: {error}", error.param) from None
 

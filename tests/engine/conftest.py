@@ -51,13 +51,12 @@ class FakeRunner:
     device_type = "cpu"
     adapter_store = limits = host_blocks = embedder = None
 
-    def __init__(
-        self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50, long_start=0
-    ):
+    def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50, long_start=0):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
-        self.vocab_size, self.long_start = vocab_size, long_start
+        self.vocab_size, self.image_token_ids = vocab_size, frozenset()
+        self.long_start = long_start
         # The token that was computed, and by which frequencies.
         self.slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
         self.tables: dict[int, list[int]] = {}  # row to its blocks

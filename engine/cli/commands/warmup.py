@@ -123,7 +123,7 @@ def _jobs_of(args: argparse.Namespace, world: int, archs: Sequence[str]) -> list
 
     model = read_model(resolve_model_folder(args.model), args.quantization)
     config, device = model[1], torch.device("cuda")
-    dtype = resolve_dtype("auto", config.dtype, device)
+    dtype = resolve_dtype("auto", config, device)
     needs = kernel_needs(config, dtype, resolve_kv_dtype(args.kv_cache_dtype, dtype))
     sums, sizes = sum_kernels(world, device)
     jobs = jobs_for(called_kernels(None, model, device, needs), archs, needs)
@@ -177,7 +177,7 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
 
     family, config = read_model(resolve_model_folder(args.model), args.quantization)
     device = resolve_device("auto")
-    dtype = resolve_dtype("auto", config.dtype, device)
+    dtype = resolve_dtype("auto", config, device)
     start, world = time.perf_counter(), args.tensor_parallel_size or 1
     ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
     with closing(LoadingDisplay(quiet=args.json)) as display:

@@ -37,6 +37,8 @@ def model_of(one, folder):
         torch.manual_seed(5)
         config = transformers.AutoConfig.from_pretrained(folder)
         make = one.make or transformers.AutoModelForCausalLM.from_config
+        if hasattr(config, "text_config"):
+            make = transformers.AutoModelForImageTextToText.from_config
         model = make(config).float().eval()
         randomise(model, one.small)
         one.prepare(model)

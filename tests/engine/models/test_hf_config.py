@@ -60,19 +60,23 @@ def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
 
     sizes = {"num_attention_heads": 32, "hidden_size": 320}
     family = architecture.removesuffix("ForCausalLM")
-    theirs = getattr(transformers, f"{family}Config")(**{**BASE, **sizes, "num_key_value_heads": 5})
-    defaults = type(theirs)()
+    config_class = getattr(transformers, architecture).config_class
+    theirs, defaults = config_class(**{**BASE, **sizes, "num_key_value_heads": 5}), config_class()
     needed = dict.fromkeys(set(NEEDED_BY_EXPERTS) & set(theirs.to_dict()), 2)
     config = read(family, **sizes, **needed, num_key_value_heads="absent")
     assert config.num_kv_heads == (defaults.num_key_value_heads if family != "Llama" else 32)
     assert config.head_dim == (getattr(theirs, "head_dim", None) or 10)
     assert config.norm_eps == theirs.rms_norm_eps
-    assert config.rope.theta == theirs.rope_parameters["rope_theta"]
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
+    ropes = [theirs.rope_parameters.get(kind, theirs.rope_parameters) for kind in kinds]
+    assert [rope.theta for rope in config.ropes] == [rope["rope_theta"] for rope in ropes]
     assert config.tie_word_embeddings == theirs.tie_word_embeddings
     assert known_families()[architecture].model_type == theirs.model_type
     absent = read(family, **sizes, **needed, max_position_embeddings="absent")
     assert absent.max_positions == defaults.max_position_embeddings
-    assert set(config.windows) == {*windows(getattr(theirs, "sliding_window", None) or None)}
+    window = getattr(theirs, "sliding_window", None) or None
+    slide = [window if kind == "sliding_attention" else None for kind in kinds]
+    assert config.windows == windows(*slide)
     for ours, name in [("qkv_bias", "qkv_bias"), ("output_bias", "attention_bias")]:
         if hasattr(theirs, name):
             assert getattr(config.traits, ours) == getattr(theirs, name)

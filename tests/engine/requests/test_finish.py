@@ -19,6 +19,7 @@ class Scripted:
     """A model that draws the tokens a test lists, one after the other."""
 
     device_type, num_blocks, max_model_len, vocab_size = "cpu", 16, 64, 50
+    image_token_ids = frozenset()
     adapter_store = limits = host_blocks = embedder = None
     long_start = 0
 

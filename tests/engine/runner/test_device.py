@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from kiln.engine.errors import ConfigError
+from kiln.engine.models.hf_config import Traits
 from kiln.engine.runner.device import resolve_device, resolve_dtype
 
 
@@ -48,9 +51,25 @@ def test_a_device_that_is_not_there_is_a_config_error(gpus, count, name, message
         resolve_device(name)
 
 
+def of_dtype(dtype, **traits):
+    """A model, as far as its dtype is concerned."""
+    return SimpleNamespace(dtype=dtype, traits=Traits(**traits))
+
+
 def test_auto_is_the_checkpoints_dtype_on_a_gpu_and_float32_on_a_cpu():
+    cpu, gpu, model = torch.device("cpu"), torch.device("cuda", 0), of_dtype(torch.bfloat16)
+    assert resolve_dtype("auto", model, gpu) == torch.bfloat16
+    assert resolve_dtype("auto", model, cpu) == torch.float32
+    assert resolve_dtype("float16", model, cpu) == torch.float16
+    assert resolve_dtype("float32", model, gpu) == torch.float32
+
+
+def test_a_model_that_overflows_float16_is_refused_in_it():
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert resolve_dtype("auto", torch.bfloat16, gpu) == torch.bfloat16
-    assert resolve_dtype("auto", torch.bfloat16, cpu) == torch.float32
-    assert resolve_dtype("float16", torch.bfloat16, cpu) == torch.float16
-    assert resolve_dtype("float32", torch.bfloat16, gpu) == torch.float32
+    model = of_dtype(torch.float16, overflows_float16=True)
+    told = {"float16": "dtype='float16': ", "auto": "dtype='auto', which is float16"}
+    for name, why in told.items():
+        with pytest.raises(ConfigError, match=f"{why}.*65,504.*use dtype bfloat16, or float32"):
+            resolve_dtype(name, model, gpu)
+    assert resolve_dtype("auto", model, cpu) == torch.float32
+    assert resolve_dtype("bfloat16", model, gpu) == torch.bfloat16
