@@ -36,6 +36,7 @@ _KINDS = {
     "gate_up_proj": Kind.GATE_UP,
     "o_proj": Kind.LINEAR,
     "down_proj": Kind.LINEAR,
+    "up_proj": Kind.LINEAR,  # without a gate
     "shared_expert_gate": Kind.LINEAR,
     "lm_head": Kind.HEAD,
 }

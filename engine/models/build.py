@@ -6,13 +6,14 @@ import torch
 
 from kiln.engine.layers.embedding import Embedding, ScaledEmbedding
 from kiln.engine.layers.head import LogitsHead
+from kiln.engine.layers.layer_norm import LayerNorm, StreamLayerNorm
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import VocabParallelEmbedding, VocabParallelHead
 from kiln.engine.layers.query_scale import QueryScale, QueryScaling
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.norms import RMS_FORMS
+from kiln.engine.models.norms import RMS_FORMS, NormKind
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.rope_config import RopeConfig
 from kiln.engine.models.split import WHOLE, Share, Split, all_of
@@ -97,10 +98,16 @@ class Builder:
         """Build one norm over ``size`` dimensions, or its weights for the rank's share of them."""
         return RMSNorm(self.parameters.tensor(f"{name}.weight", size), *self._norm_form())
 
-    def stream_norm(self, name: str) -> StreamNorm:
+    def stream_norm(self, name: str) -> StreamNorm | StreamLayerNorm:
         """Build a norm of the residual stream."""
-        weight = self.parameters.tensor(f"{name}.weight", self.config.hidden_size)
-        return StreamNorm(weight, *self._norm_form())
+        kind, size, eps = self.config.traits.norm, self.config.hidden_size, self.config.norm_eps
+        weight, bias = self.parameters.tensor(f"{name}.weight", size), None
+        if kind in RMS_FORMS:
+            return StreamNorm(weight, *self._norm_form())
+        if kind is NormKind.LAYER_ZERO_CENTRED:
+            bias = self.parameters.tensor(f"{name}.bias", size)
+        offset = float(kind is NormKind.LAYER_ZERO_CENTRED)
+        return StreamLayerNorm(LayerNorm(weight, bias, eps, offset))
 
     def _norm_form(self) -> tuple[float, float, bool]:
         """Return eps, the offset of the weight, and whether the product is rounded once."""

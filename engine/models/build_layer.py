@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.layer_norm import StreamLayerNorm
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.mlp import GATES, GatedMLP
+from kiln.engine.layers.mlp import GATES, GatedMLP, PlainMLP
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
@@ -44,7 +45,7 @@ class LayerBuilder:
         """Build a norm of what a layer returns, which is not added to the residual stream yet."""
         return self._build.norm(self._prefix + name, self._build.config.hidden_size)
 
-    def stream_norm(self, name: str) -> StreamNorm:
+    def stream_norm(self, name: str) -> StreamNorm | StreamLayerNorm:
         """Build a norm of the residual stream, to which it adds what the layer before returned."""
         return self._build.stream_norm(self._prefix + name)
 
@@ -133,11 +134,13 @@ class LayerBuilder:
         return self._summed(ExpertBuilder(experts, *place).layer(self._name, self._prefix))
 
     def mlp(self, name: str = "mlp", *, fused: str = "") -> Layer:
-        """Build the gated feed-forward layer without experts: x -> what it adds.
+        """Build the feed-forward layer without experts: x -> what it adds.
 
         ``fused``: the layer that the checkpoint has in the place of gate_proj and up_proj.
         """
         size = self._build.config.intermediate_size
+        if not self.traits.gated:
+            return self._summed(self._plain_mlp(f"{self._prefix}{name}.", size))
         return self._summed(self._gated_mlp(self._name, f"{self._prefix}{name}.", size, fused))
 
     def _gated_mlp(self, name: str, prefix: str, size: int, fused: str = "") -> GatedMLP:
@@ -148,6 +151,15 @@ class LayerBuilder:
             self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name, fused),
             GATES[build.config.activation].operator,
             self._linear("down_proj", prefix, down, inner, bias, name),
+        )
+
+    def _plain_mlp(self, prefix: str, size: int) -> PlainMLP:
+        build, bias = self._build, self.traits.mlp_bias
+        inner = build.split.equal(size, f"{prefix}up_proj", "outputs")
+        return PlainMLP(
+            self._linear("up_proj", prefix, {"up_proj": inner}, build.hidden, bias),
+            build.config.activation,
+            self._linear("down_proj", prefix, {"down_proj": build.hidden}, inner, bias),
         )
 
     def _linear(

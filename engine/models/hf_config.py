@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 
 from kiln.engine.kv.shape import AttentionShape
-from kiln.engine.layers.mlp import GATES
+from kiln.engine.layers.mlp import GATES, PLAIN
 from kiln.engine.layers.query_scale import QueryScaling
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
@@ -41,6 +41,7 @@ class Traits:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    gated: bool = True  # whether feed-forward layers have a gate
     qk_norm: QKNorm = QKNorm.NONE
     windows: Windows = ()
     scale: float | None = None  # of the attention logits; None: head_dim ** -0.5
@@ -70,7 +71,7 @@ class HFConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    activation: str  # a key of layers.mlp.GATES
+    activation: str  # a key of layers.mlp.GATES, or of PLAIN without a gate
     norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
@@ -146,8 +147,9 @@ def read_config(
     head_dim = read_head_dim(fields)
     check_layer_types(fields, traits.windows)
     activation = fields.text("hidden_act", "silu")
-    if activation not in GATES:
-        raise fields.error("hidden_act", f"Kiln supports {', '.join(GATES)}")
+    supported = GATES if traits.gated else PLAIN
+    if activation not in supported:
+        raise fields.error("hidden_act", f"Kiln supports {', '.join(supported)}")
     return HFConfig(
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
