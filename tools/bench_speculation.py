@@ -33,6 +33,7 @@ from kiln.engine.compile.parameters import parts_of  # noqa: E402
 from kiln.engine.layers.embedding import Embedding  # noqa: E402
 from kiln.engine.layers.linear import Linear  # noqa: E402
 from kiln.engine.layers.mlp import GatedMLP  # noqa: E402
+from kiln.engine.layers.norm import StreamNorm  # noqa: E402
 from kiln.engine.layers.weight import DenseWeight  # noqa: E402
 from kiln.engine.llm import LLM  # noqa: E402
 from kiln.engine.models.block import SelfAttention  # noqa: E402
@@ -119,6 +120,7 @@ def _let_it_repeat(llm: LLM) -> None:
         mlp.down.weight.values.zero_()
     assert isinstance(model.head, Linear)
     assert isinstance(model.embedding, Embedding)
+    assert isinstance(model.norm, StreamNorm)
     model.norm.weight.fill_(1)
     head = model.head.weight
     assert isinstance(head, DenseWeight)

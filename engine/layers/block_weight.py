@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
-from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows
+from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
 
@@ -97,6 +97,16 @@ class BlockWeight(Weight):
         )
         rows = join_rows([self._of_outputs(slice(None)), scales])
         return type(self)(join_rows([self.codes, codes]), rows)
+
+    def reordered(self, order: Sequence[int]) -> Self:
+        """Return the same outputs in another order; blocks stay if no output leaves its own."""
+        rows = torch.tensor(order)
+        stays = bool((rows // BLOCK == torch.arange(len(rows)) // BLOCK).all())
+        rows = rows.to(self.device)
+        scales = self.scales
+        if not (stays and self.is_by_block):
+            scales = self._of_outputs(slice(None))[rows]
+        return type(self)(rows_at(self.codes, rows), scales)
 
     def _of_outputs(self, outputs: slice) -> torch.Tensor:
         """Return the scales with a row for each of some outputs."""

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""The feed-forward layer, gated or not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
+import torch.nn.functional as F
 
 from kiln.engine.layers.linear import Linear
 from kiln.jit_kernels.declare.spec import KernelSpec
@@ -19,6 +20,15 @@ GATES = MappingProxyType(
         "gelu_pytorch_tanh": BY_ACTIVATION["gelu_tanh"],
     }
 )  # the kernels by hidden_act of config.json
+
+PLAIN = MappingProxyType(
+    {
+        "relu2": lambda x: F.relu(x).square(),
+        "relu": F.relu,
+        "silu": F.silu,
+        "gelu": F.gelu,
+    }
+)  # of layers without a gate, by the same name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +50,16 @@ class GatedMLP:
         out = both.new_empty(both.shape[0], both.shape[1] // 2)
         self.gate(out, both)
         return self.down(out)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLP:
+    """down(activation(up(x))), without a gate. ``activation`` is a key of PLAIN."""
+
+    up: Linear
+    activation: str
+    down: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [num_tokens, hidden_size] to the same shape."""
+        return self.down(PLAIN[self.activation](self.up(x)))

@@ -166,6 +166,18 @@ class Weight(ABC):
         )
         return self.joined([self, type(self)(*zeros)])
 
+    def reordered(self, order: Sequence[int]) -> Self:
+        """Return the same outputs in another order: ``order[i]`` becomes output i.
+
+        A form whose fields cannot be indexed by outputs overrides this.
+        """
+        rows = torch.tensor(order, device=self.device)
+        fields = (
+            one if one is None or name in self.shared else rows_at(one, rows)
+            for name, one in zip(self.__match_args__, self.tensors, strict=True)
+        )
+        return type(self)(*fields)
+
 
 def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the rows of all tensors behind each other; torch.cat refuses some dtypes."""
@@ -174,6 +186,13 @@ def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for place, one in zip(out.split(list(map(len, tensors))), tensors, strict=True):
         place.copy_(one)
     return out
+
+
+def rows_at(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return some rows; torch cannot index some dtypes of 8 bits."""
+    return (
+        tensor.view(torch.uint8)[rows].view(tensor.dtype) if tensor.itemsize == 1 else tensor[rows]
+    )
 
 
 def _equal(mine: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -44,6 +44,17 @@ class MixedWeight(Weight):
         inputs = max(one.shape[-1] for one in found)
         return torch.cat([F.pad(one, (0, inputs - one.shape[-1])) for one in found], dim=-2)
 
+    def reordered(self, order: Sequence[int]) -> MixedWeight:
+        """Return each part in another order. Raises ValueError if outputs change their part."""
+        parts, start = list[Weight](), 0
+        for part in self.parts:
+            own = [one - start for one in order[start : start + part.out_features]]
+            if sorted(own) != list(range(part.out_features)):
+                raise ValueError("outputs cannot move from one form of weights to another")
+            parts.append(part.reordered(own))
+            start += part.out_features
+        return MixedWeight(tuple(parts))
+
     def describe(self) -> str:
         """Say what each part is."""
         return " and ".join(dict.fromkeys(part.describe() for part in self.parts))

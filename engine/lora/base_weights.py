@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.lora.sites import Kind, Part, Site
 from kiln.engine.models.split import Share
 
@@ -25,19 +26,33 @@ def first_difference(site: Site, part: Part, stored: Any) -> int | None:
     to the dtype of the training or of the server changes nothing that was trained.
     """
     runs, columns, start = part.outputs, part.inputs, part.output_start
+    weight = site.weight
+    if part.order:
+        weight, start = _as_stored(site, part), 0
     if site.kind is Kind.EMBEDDING:
         runs, (columns,) = (part.inputs,), part.outputs
     for run in runs:
-        row = _first_of_run(site, run, columns, start, stored)
+        row = _first_of_run(weight, run, columns, start, stored)
         if row is not None:
             return row
         start += run.room
     return None
 
 
-def _first_of_run(site: Site, run: Share, columns: Share, start: int, stored: Any) -> int | None:
-    """Do the same for one run of rows, which begin at ``start`` in the site's weight."""
-    weight, end = site.weight, run.start + run.size
+def _as_stored(site: Site, part: Part) -> Weight:
+    """Return a part of a weight with its outputs in the order of the checkpoint."""
+    place = slice(part.output_start, part.output_start + part.output_size)
+    own = site.weight.dequantized(place, site.weight.dtype)
+    values = torch.empty_like(own)
+    values[list(part.order)] = own
+    return DenseWeight(values)
+
+
+def _first_of_run(
+    weight: Weight, run: Share, columns: Share, start: int, stored: Any
+) -> int | None:
+    """Do the same for one run of rows, which begin at ``start`` in the weight."""
+    end = run.start + run.size
     step = max(1, _CHUNK // columns.whole)
     for first in range(run.start, end, step):
         copy = stored[first : min(first + step, end)][:, columns.place]

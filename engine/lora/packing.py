@@ -92,6 +92,8 @@ def _fill(values: torch.Tensor, at: PackedPair, kind: Kind, part: Part, pair: Lo
     runs = b.split([share.room for share in part.outputs], dim=1)
     for share, own in zip(part.outputs, runs, strict=True):
         own[:, : share.size] = pair.b[share.place].T
+    if part.order:
+        b.copy_(b[:, list(part.order)])
 
 
 def _aligned(end: int, align: int) -> int:

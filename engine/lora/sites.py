@@ -17,6 +17,7 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.lora.operators import lora_embedding, lora_linear
 from kiln.engine.models.parameters import Projection
+from kiln.engine.models.rotary_order import Order
 from kiln.engine.models.split import Share, all_of
 
 
@@ -35,6 +36,7 @@ _KINDS = {
     "gate_up_proj": Kind.GATE_UP,
     "o_proj": Kind.LINEAR,
     "down_proj": Kind.LINEAR,
+    "up_proj": Kind.LINEAR,  # without a gate
     "shared_expert_gate": Kind.LINEAR,
     "lm_head": Kind.HEAD,
 }
@@ -47,7 +49,7 @@ class Part:
     ``row`` is its row in the tables of the adapter pool. ``name`` is the checkpoint's, such as
     "model.layers.0.self_attn.q_proj". This rank has the ``inputs`` and ``outputs`` of it: of a
     layer that holds q, k and v, or gate and up, the rank may have several runs of outputs. They
-    begin at ``output_start`` of its site's.
+    begin at ``output_start`` of its site's. ``order`` as in Projection, of these outputs alone.
     """
 
     row: int
@@ -55,6 +57,7 @@ class Part:
     inputs: Share
     output_start: int
     outputs: tuple[Share, ...]
+    order: Order = ()
 
     @property
     def input_size(self) -> int:
@@ -138,7 +141,8 @@ class Sites:
         if kind is None:
             self.refused.update(dict.fromkeys((name for name, _ in projection.parts), "a router"))
             return layer
-        site = self._add(kind, projection.inputs, projection.parts, layer.weight)
+        stored, order = projection.parts, projection.order
+        site = self._add(kind, projection.inputs, stored, layer.weight, order)
         return LoRALinear(layer.weight, layer.bias, rows=site.rows)
 
     def embedding(self, name: str, vocabulary: Share, layer: Embedding) -> Embedding:
@@ -149,14 +153,21 @@ class Sites:
         return LoRAEmbedding(layer.weight, rows=site.rows)
 
     def _add(
-        self, kind: Kind, inputs: Share, parts: Sequence[tuple[str, Share]], weight: Weight
+        self,
+        kind: Kind,
+        inputs: Share,
+        parts: Sequence[tuple[str, Share]],
+        weight: Weight,
+        order: Order = (),
     ) -> Site:
         made, start = list[Part](), 0
         for name, runs in groupby(parts, lambda part: part[0]):
             outputs = tuple(share for _, share in runs)
-            made.append(Part(self._num_parts, name, inputs, start, outputs))
+            end = start + sum(share.room for share in outputs)
+            own = tuple(output - start for output in order[start:end])
+            made.append(Part(self._num_parts, name, inputs, start, outputs, own))
             self._num_parts += 1
-            start += made[-1].output_size
+            start = end
         rows = torch.tensor([one.row for one in made], dtype=torch.int32, device=weight.device)
         site = Site(kind, inputs.room, tuple(made), rows, weight)
         self.all.append(site)

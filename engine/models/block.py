@@ -10,6 +10,8 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.layers.projection_norm import ProjectionNorm
+from kiln.engine.layers.query_scale import QueryScale
 
 
 class Block(Protocol):
@@ -30,7 +32,22 @@ class SelfAttention:
     qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     attention: AttentionLayer
     output: Linear  # [hidden_size, num_heads * head_dim]
+    norm: ProjectionNorm | None = None
+    query_scale: QueryScale | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a norm of each head would undo the scale of the queries."""
+        if self.query_scale is not None and self.attention.query_norm is not None:
+            raise ValueError(
+                f"attention layer {self.attention.index}: queries are scaled by their position "
+                "before the norm of each head, which takes the scale away: want one of them"
+            )
 
     def __call__(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] at positions [num_tokens] to the same shape."""
-        return self.output(self.attention(positions, self.qkv(x)))
+        qkv = self.qkv(x)
+        if self.norm is not None:
+            self.norm(qkv)
+        if self.query_scale is not None:
+            self.query_scale(positions, qkv[:, : self.attention.shape.query_size])
+        return self.output(self.attention(positions, qkv))

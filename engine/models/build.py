@@ -6,15 +6,17 @@ import torch
 
 from kiln.engine.layers.embedding import Embedding, ScaledEmbedding
 from kiln.engine.layers.head import LogitsHead
+from kiln.engine.layers.layer_norm import LayerNorm, StreamLayerNorm
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import VocabParallelEmbedding, VocabParallelHead
+from kiln.engine.layers.query_scale import QueryScale, QueryScaling
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.norms import RMS_FORMS
+from kiln.engine.models.norms import RMS_FORMS, NormKind
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.rope_config import RopeConfig
-from kiln.engine.models.split import WHOLE, Split, all_of
+from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.ops.rotary.table import rotary_table
@@ -46,14 +48,15 @@ class Builder:
         self._max_model_len, self._device = max_model_len, device
         self._rows: torch.Tensor | None = None  # of the embedding
         self._rotaries: dict[RopeConfig, Rotary] = {}
+        self._query_scales: dict[QueryScaling, QueryScale] = {}
 
     def embedding(self) -> Embedding | VocabParallelEmbedding | ScaledEmbedding:
         """Build the token embedding."""
         part = self._embedding()
         self._rows = part.weight
         scale = self.config.traits.embedding_scale
-        # As transformers, which keeps the factor in the dtype of the weights.
-        scale = torch.tensor(scale, dtype=self.parameters.dtype).item()
+        if self.config.traits.rounds_embedding_scale:
+            scale = torch.tensor(scale, dtype=self.parameters.dtype).item()
         return part if scale == 1.0 else ScaledEmbedding(part, scale)
 
     def _embedding(self) -> Embedding | VocabParallelEmbedding:
@@ -91,14 +94,20 @@ class Builder:
             return part
         return VocabParallelHead(part, share.whole, self.split.group)
 
-    def norm(self, name: str, size: int) -> RMSNorm:
-        """Build one norm over ``size`` dimensions."""
+    def norm(self, name: str, size: int | Share) -> RMSNorm:
+        """Build one norm over ``size`` dimensions, or its weights for the rank's share of them."""
         return RMSNorm(self.parameters.tensor(f"{name}.weight", size), *self._norm_form())
 
-    def stream_norm(self, name: str) -> StreamNorm:
+    def stream_norm(self, name: str) -> StreamNorm | StreamLayerNorm:
         """Build a norm of the residual stream."""
-        weight = self.parameters.tensor(f"{name}.weight", self.config.hidden_size)
-        return StreamNorm(weight, *self._norm_form())
+        kind, size, eps = self.config.traits.norm, self.config.hidden_size, self.config.norm_eps
+        weight, bias = self.parameters.tensor(f"{name}.weight", size), None
+        if kind in RMS_FORMS:
+            return StreamNorm(weight, *self._norm_form())
+        if kind is NormKind.LAYER_ZERO_CENTRED:
+            bias = self.parameters.tensor(f"{name}.bias", size)
+        offset = float(kind is NormKind.LAYER_ZERO_CENTRED)
+        return StreamLayerNorm(LayerNorm(weight, bias, eps, offset))
 
     def _norm_form(self) -> tuple[float, float, bool]:
         """Return eps, the offset of the weight, and whether the product is rounded once."""
@@ -112,3 +121,10 @@ class Builder:
             table = rotary_table(rope.dim, length, rope.theta, rope.scaling, start)
             self._rotaries[rope] = Rotary(table.to(self._device))
         return self._rotaries[rope]
+
+    def query_scale(self, scaling: QueryScaling) -> QueryScale:
+        """Return what scales queries by their position, the same one for the same config."""
+        if scaling not in self._query_scales:
+            table = scaling.table(self._max_model_len, self.parameters.dtype)
+            self._query_scales[scaling] = QueryScale(table.to(self._device))
+        return self._query_scales[scaling]

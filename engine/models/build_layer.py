@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.layer_norm import StreamLayerNorm
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.mlp import GATES, GatedMLP
+from kiln.engine.layers.mlp import GATES, GatedMLP, PlainMLP
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.layers.projection_norm import ProjectionNorm
+from kiln.engine.layers.query_scale import QueryScale
 from kiln.engine.models.block import SelfAttention
 from kiln.engine.models.build import Builder
 from kiln.engine.models.build_experts import ExpertBuilder
 from kiln.engine.models.hf_config import QKNorm, Traits
 from kiln.engine.models.kv_scales import read_kv_scales
 from kiln.engine.models.parameters import Projection
+from kiln.engine.models.rotary_order import Order, halves_of_pairs
 from kiln.engine.models.split import Share, stacked
 
 Layer = Callable[..., Sum]
@@ -40,7 +45,7 @@ class LayerBuilder:
         """Build a norm of what a layer returns, which is not added to the residual stream yet."""
         return self._build.norm(self._prefix + name, self._build.config.hidden_size)
 
-    def stream_norm(self, name: str) -> StreamNorm:
+    def stream_norm(self, name: str) -> StreamNorm | StreamLayerNorm:
         """Build a norm of the residual stream, to which it adds what the layer before returned."""
         return self._build.stream_norm(self._prefix + name)
 
@@ -59,19 +64,54 @@ class LayerBuilder:
             "v_proj": build.split.kv_heads(*kv_heads, f"{prefix}v_proj"),
         }
         biases = self.traits.qkv_bias, self.traits.output_bias
+        own = build.shape
+        order = self._order(own.num_heads + own.num_kv_heads, own.num_kv_heads * own.head_dim)
+        norm = self._projection_norm(prefix, query, qkv["k_proj"])
         layer = SelfAttention(
-            self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused),
+            self._linear(
+                "qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused, order=order
+            ),
             self._attention_layer(prefix),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
+            norm,
+            self._query_scale(),
         )
         return self._summed(layer)
+
+    def _order(self, num_heads: int, others: int = 0) -> Order:
+        """Return the order of the outputs of heads, and of ``others`` behind them."""
+        rope, shape = self._build.config.ropes[self._layer], self._build.shape
+        if rope is None or not self.traits.interleaved:
+            return ()
+        return halves_of_pairs(num_heads, shape.head_dim, rope.dim, others)
+
+    def _ordered_norm(self, name: str, size: int | Share, num_heads: int) -> RMSNorm:
+        """Build a norm over heads, in the order of the projection's outputs."""
+        norm, order = self._build.norm(name, size), self._order(num_heads)
+        return replace(norm, weight=norm.weight[list(order)]) if order else norm
+
+    def _projection_norm(self, prefix: str, query: Share, key: Share) -> ProjectionNorm | None:
+        """Build the norms over the queries and keys of all heads, of which ranks have some."""
+        if self.traits.qk_norm is not QKNorm.PROJECTION:
+            return None
+        build, split = self._build, self._build.split
+        norms = (
+            self._ordered_norm(f"{prefix}q_norm", query, build.shape.num_heads),
+            self._ordered_norm(f"{prefix}k_norm", key, build.shape.num_kv_heads),
+        )
+        copies = max(1, split.world // build.config.num_kv_heads)
+        return ProjectionNorm(*norms, split.group, copies)
+
+    def _query_scale(self) -> QueryScale | None:
+        scaling = self._build.config.query_scalings[self._layer]
+        return None if scaling is None else self._build.query_scale(scaling)
 
     def _attention_layer(self, prefix: str) -> AttentionLayer:
         build, rope = self._build, self._build.config.ropes[self._layer]
         query_norm = key_norm = None
         if self.traits.qk_norm is QKNorm.HEAD:
-            query_norm = build.norm(prefix + "q_norm", build.shape.head_dim)
-            key_norm = build.norm(prefix + "k_norm", build.shape.head_dim)
+            query_norm = self._ordered_norm(f"{prefix}q_norm", build.shape.head_dim, 1)
+            key_norm = self._ordered_norm(f"{prefix}k_norm", build.shape.head_dim, 1)
         layer = AttentionLayer(
             self._layer,
             build.shape,
@@ -94,11 +134,13 @@ class LayerBuilder:
         return self._summed(ExpertBuilder(experts, *place).layer(self._name, self._prefix))
 
     def mlp(self, name: str = "mlp", *, fused: str = "") -> Layer:
-        """Build the gated feed-forward layer without experts: x -> what it adds.
+        """Build the feed-forward layer without experts: x -> what it adds.
 
         ``fused``: the layer that the checkpoint has in the place of gate_proj and up_proj.
         """
         size = self._build.config.intermediate_size
+        if not self.traits.gated:
+            return self._summed(self._plain_mlp(f"{self._prefix}{name}.", size))
         return self._summed(self._gated_mlp(self._name, f"{self._prefix}{name}.", size, fused))
 
     def _gated_mlp(self, name: str, prefix: str, size: int, fused: str = "") -> GatedMLP:
@@ -111,6 +153,15 @@ class LayerBuilder:
             self._linear("down_proj", prefix, down, inner, bias, name),
         )
 
+    def _plain_mlp(self, prefix: str, size: int) -> PlainMLP:
+        build, bias = self._build, self.traits.mlp_bias
+        inner = build.split.equal(size, f"{prefix}up_proj", "outputs")
+        return PlainMLP(
+            self._linear("up_proj", prefix, {"up_proj": inner}, build.hidden, bias),
+            build.config.activation,
+            self._linear("down_proj", prefix, {"down_proj": build.hidden}, inner, bias),
+        )
+
     def _linear(
         self,
         role: str,
@@ -120,6 +171,7 @@ class LayerBuilder:
         bias: bool,
         name: str = "",
         fused: str = "",
+        order: Order = (),
     ) -> Linear:
         """Build one projection; ``parts``: the rank's outputs by name after ``prefix``.
 
@@ -128,7 +180,7 @@ class LayerBuilder:
         placed = tuple((prefix + part, share) for part, share in parts.items())
         if fused:
             placed = tuple((prefix + fused, share) for share in stacked([*parts.values()]))
-        projection = Projection((name or self._name) + role, placed, inputs, bias)
+        projection = Projection((name or self._name) + role, placed, inputs, bias, order)
         return self._build.parameters.linear(projection)
 
     def _summed(self, layer: Callable[..., torch.Tensor]) -> Layer:

@@ -54,7 +54,7 @@ def _count(config: HFConfig, num_experts: float, tables: int) -> int:
     """Count with ``num_experts`` experts per sparse layer, and 1 or 2 tables of the vocabulary."""
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
+    mlp = (3 if config.traits.gated else 2) * config.hidden_size * config.intermediate_size
     layers = config.num_layers * (attention + mlp + 2 * config.hidden_size)
     experts = config.traits.experts
     if experts is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.layer_norm import StreamLayerNorm
 from kiln.engine.layers.norm import StreamNorm
 from kiln.engine.layers.partial_sum import Sum, values_of
 from kiln.engine.models.block import Block
@@ -21,7 +22,7 @@ class Decoder:
 
     embedding: Callable[[torch.Tensor], Sum]
     blocks: Sequence[Block]
-    norm: StreamNorm
+    norm: StreamNorm | StreamLayerNorm
     head: Callable[[torch.Tensor], torch.Tensor]
     attention_layers: Sequence[AttentionLayer]
 

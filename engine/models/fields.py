@@ -139,6 +139,10 @@ class Fields:
         given = inner if isinstance(inner, Mapping) else {}
         return Fields(values, self._path, f"{self._prefix}{name}.", overrides=given)
 
+    def replaced(self, name: str, value: Any) -> Fields:
+        """Return the fields with another value in one of them, for what reads them next."""
+        return Fields({**self._values, name: value}, self._path, self._prefix, self._names)
+
     def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
         value = self.value(name)
         if value is None:

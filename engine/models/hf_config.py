@@ -8,7 +8,8 @@ from enum import Enum
 import torch
 
 from kiln.engine.kv.shape import AttentionShape
-from kiln.engine.layers.mlp import GATES
+from kiln.engine.layers.mlp import GATES, PLAIN
+from kiln.engine.layers.query_scale import QueryScaling
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.norms import NormKind
@@ -33,20 +34,25 @@ class Traits:
 
     ``windows`` has one entry per layer: which keys a token attends to, or None for all; empty:
     every layer has full attention. ``ropes`` too: how the layer rotates, or None if it does not;
-    empty: as HFConfig.rope says.
+    empty: as HFConfig.rope says. ``query_scalings`` too: how queries grow with their position;
+    empty: they do not.
     """
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    gated: bool = True  # whether feed-forward layers have a gate
     qk_norm: QKNorm = QKNorm.NONE
     windows: Windows = ()
     scale: float | None = None  # of the attention logits; None: head_dim ** -0.5
     soft_cap: float = 0.0  # of attention; see AttentionLayer
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
+    interleaved: bool = False  # rotary pairs are neighbours in the checkpoint: see rotary_order
+    query_scalings: tuple[QueryScaling | None, ...] = ()
     norm: NormKind = NormKind.RMS
     embedding_scale: float = 1.0  # the factor of the embeddings, of what a layer adds, of logits
+    rounds_embedding_scale: bool = False  # to the dtype of the weights, before it multiplies
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: they stay
@@ -65,7 +71,7 @@ class HFConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    activation: str  # a key of layers.mlp.GATES
+    activation: str  # a key of layers.mlp.GATES, or of PLAIN without a gate
     norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
@@ -92,6 +98,11 @@ class HFConfig:
         """
         found = max((one.short_context for one in self.ropes if one is not None), default=0)
         return found if found < max_model_len else 0
+
+    @property
+    def query_scalings(self) -> tuple[QueryScaling | None, ...]:
+        """How the queries of each layer grow with their position; None: not at all."""
+        return self.traits.query_scalings or (None,) * self.num_layers
 
     @property
     def windows(self) -> Windows:
@@ -136,8 +147,9 @@ def read_config(
     head_dim = read_head_dim(fields)
     check_layer_types(fields, traits.windows)
     activation = fields.text("hidden_act", "silu")
-    if activation not in GATES:
-        raise fields.error("hidden_act", f"Kiln supports {', '.join(GATES)}")
+    supported = GATES if traits.gated else PLAIN
+    if activation not in supported:
+        raise fields.error("hidden_act", f"Kiln supports {', '.join(supported)}")
     return HFConfig(
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),

@@ -19,6 +19,7 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.layers.weight_parts import join
 from kiln.engine.models.quantization import Quantization
+from kiln.engine.models.rotary_order import Order
 from kiln.engine.models.scheme import DENSE, FLOATS, AtLoad, Part, Scheme, fill_shares
 from kiln.engine.models.split import Share, all_of
 from kiln.engine.models.weights import Weights
@@ -33,12 +34,14 @@ class Projection:
     ``name`` is Kiln's, and unique in a model: "layers.3.qkv_proj". ``parts`` are the checkpoint's
     names, without ".weight", and which of their outputs this rank keeps; ``inputs``: which inputs.
     Several runs of the outputs of one layer are as many parts with its name, next to each other.
+    ``order``: of the rank's outputs, if it is not the checkpoint's; they stay within their part.
     """
 
     name: str
     parts: tuple[tuple[str, Share], ...]
     inputs: Share
     bias: bool = False
+    order: Order = ()
 
     @property
     def role(self) -> str:
@@ -85,10 +88,13 @@ class Parameters:
         self._device = device
         self._wrapper = wrapper
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return one tensor of a known shape. Raises ModelError."""
-        out = self._empty(*shape, dtype=dtype)
-        fill_shares(self._weights, name, out, name, [all_of(size) for size in shape])
+    def tensor(
+        self, name: str, *shape: int | Share, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return one tensor of a known shape, or the rank's share of it. Raises ModelError."""
+        shares = [all_of(size) if isinstance(size, int) else size for size in shape]
+        out = self._empty(*(share.room for share in shares), dtype=dtype)
+        fill_shares(self._weights, name, out, name, shares)
         return out
 
     def linear(self, projection: Projection, dtype: torch.dtype | None = None) -> Linear:
@@ -97,6 +103,9 @@ class Parameters:
         runs = groupby(parts, lambda part: self._scheme(part.name, projection))
         weight = join([scheme.linear(list(parts)) for scheme, parts in runs])
         bias = self._bias(projection, dtype) if projection.bias else None
+        if projection.order:
+            weight = weight.reordered(projection.order)
+            bias = None if bias is None else bias[list(projection.order)]
         return self._wrapped(projection, Linear(weight, bias))
 
     def embedding(

@@ -37,6 +37,8 @@ FAMILY = Family(
     traits=traits,
     block=Block,
     model_type="mistral",
+    wrappers=("Mistral3ForConditionalGeneration",),
+    image_tokens={"image_token_index": 10},
     keys={
         "max_position_embeddings": 131072,
         "sliding_window": 4096,

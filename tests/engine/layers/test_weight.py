@@ -110,6 +110,28 @@ def test_parts_of_one_form_are_joined_and_padded(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
+def test_outputs_are_put_in_another_order(name):
+    weight = FORMS[name](256, INPUTS)
+    inside = [*range(1, 128), 0, *range(128, 256)]  # every output stays in its block of 128
+    for order in (inside, torch.randperm(256).tolist()):
+        again = weight.reordered(order)
+        assert type(again) is type(weight)
+        assert torch.equal(whole(again), whole(weight)[order])
+        if isinstance(again, BlockWeight) and name != "block from the middle":
+            assert again.is_by_block == (order is inside)
+
+
+def test_outputs_of_several_forms_stay_within_theirs():
+    mixed = join([FORMS["dense"](6, INPUTS), static(4, INPUTS)])
+    order = [5, 0, 1, 2, 3, 4, 7, 6, 9, 8]
+    again = mixed.reordered(order)
+    assert again.form == mixed.form
+    assert torch.equal(whole(again), whole(mixed)[order])
+    with pytest.raises(ValueError, match="from one form of weights to another"):
+        mixed.reordered([6, *range(6), 7, 8, 9])
+
+
+@pytest.mark.parametrize("name", FORMS)
 def test_an_operator_makes_the_weight_again(name):
     weight = FORMS[name](64, INPUTS)
     again = weight_of(weight.form, weight.tensors)

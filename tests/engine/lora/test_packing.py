@@ -16,14 +16,18 @@ from kiln.engine.lora.base_weights import first_difference
 from kiln.engine.lora.packing import pack
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.models.parameters import Projection
+from kiln.engine.models.rotary_order import halves_of_pairs
 from kiln.engine.models.split import Split, all_of, stacked
 
-HEADS, KV_HEADS, HEAD, HIDDEN, INNER, VOCAB = 8, 2, 3, 5, 16, 13
+HEADS, KV_HEADS, HEAD, HIDDEN, INNER, VOCAB = 8, 2, 5, 5, 16, 13
 WORLDS = [1, 2, 4, 8]
 
 
 def sites_of(split):
-    """The sites of a rank. Two projections are stored as one layer, as in Phi."""
+    """The sites of a rank.
+
+    Some projections are stored as one layer, as in Phi; in one, rotary pairs are neighbours.
+    """
     sites, vocabulary = Sites(), split.vocabulary(VOCAB)
     hidden, inner = all_of(HIDDEN), split.equal(INNER, "mlp", "outputs")
     query = split.equal(HEADS * HEAD, "q", "outputs")
@@ -33,6 +37,7 @@ def sites_of(split):
     for role, names, shares, inputs in (
         ("qkv_proj", ["q", "k", "v"], [query, keys, keys], hidden),
         ("qkv_proj", ["qkv"] * 3, stacked([query, keys, keys]), hidden),
+        ("qkv_proj", ["paired_q", "paired_k", "paired_v"], [query, keys, keys], hidden),
         ("gate_up_proj", ["gate", "up"], [inner, inner], hidden),
         ("gate_up_proj", ["gate_up"] * 2, stacked([inner, inner]), hidden),
         ("o_proj", ["o"], [hidden], query),
@@ -41,8 +46,11 @@ def sites_of(split):
         ("lm_head", ["head"], [vocabulary], hidden),
     ):
         parts = tuple(zip(names, shares, strict=False))
+        order = ()
+        if names[0] == "paired_q":
+            order = halves_of_pairs((query.size + keys.size) // HEAD, HEAD, 4, keys.size)
         weight = torch.zeros(sum(share.room for share in shares), inputs.room)
-        sites.linear(Projection(role, parts, inputs), dense(weight))
+        sites.linear(Projection(role, parts, inputs, order=order), dense(weight))
     return sites
 
 
@@ -72,7 +80,16 @@ def delta(packed, site, part, x):
     b = packed.values[at.b :][: at.rank * part.output_size].view(at.rank, -1)
     own = x.new_zeros(len(x), part.input_size)
     own[:, : part.inputs.size] = x[:, part.inputs.place]
-    return at.scale * own @ a @ b
+    return as_stored(part, at.scale * own @ a @ b)
+
+
+def as_stored(part, outputs):
+    """The columns of a part's outputs in the order of the checkpoint."""
+    stored = outputs.clone()
+    if part.order:
+        assert list(part.order) != sorted(part.order) or part.name == "paired_v"
+        stored[:, list(part.order)] = outputs
+    return stored
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -135,6 +152,11 @@ def test_a_changed_base_weight_is_found_by_the_ranks_that_have_it(world, monkeyp
             runs, columns = shares_of(site, part)
             assert isinstance(site.weight, DenseWeight)
             start = part.output_start
+            if part.order:
+                start, values = 0, site.weight.values[start : start + part.output_size]
+                (run,) = runs
+                values.copy_(whole[run.place][list(part.order)])
+                continue
             for run in runs:
                 own = site.weight.values[start : start + run.size, : columns.size]
                 own.copy_(whole[run.place, columns.place])

@@ -24,7 +24,7 @@ COUNTS = (7, 1, 2, 33, 3, 1, 16)  # tokens of a step
 
 
 def load(folder, **settings):
-    model = ModelConfig(str(folder), **{"device": "cpu", **settings})
+    model = ModelConfig(str(folder), **{"device": "cpu", "max_model_len": 64, **settings})
     kv = KVConfig(block_size=4, num_blocks=32)
     return ModelRunner(EngineConfig(model, kv, SchedulerConfig(overlap=False)))
 
@@ -35,7 +35,7 @@ def made(tmp_path, small_config):
 
     def make(architecture, **settings):
         if architecture == "demo":
-            return load(DEMO, max_model_len=64, **settings)
+            return load(DEMO, **settings)
         (tmp_path / "config.json").write_text(json.dumps(small_config(architecture)))
         return load(tmp_path, load_format="dummy", **settings)
 

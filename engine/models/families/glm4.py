@@ -1,0 +1,53 @@
+"""GLM-4 of 2025: norms before and behind each layer, and half of each head rotated in pairs."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.engine.layers.partial_sum import Sum, total
+from kiln.engine.models.build_layer import LayerBuilder
+from kiln.engine.models.family import Family
+from kiln.engine.models.fields import Fields
+from kiln.engine.models.hf_config import Traits, read_head_dim
+from kiln.engine.models.rope_config import read_rope
+
+
+def traits(fields: Fields) -> Traits:
+    """Read what differs from the plain decoder. Raises ModelError."""
+    rope = read_rope(fields, read_head_dim(fields), partial=0.5)
+    return Traits(qkv_bias=fields.flag("attention_bias"), rope=rope, interleaved=True)
+
+
+class Block:
+    """Attention and a feed-forward layer, each between two norms."""
+
+    def __init__(self, build: LayerBuilder) -> None:
+        self.attention_norm = build.stream_norm("input_layernorm")
+        self.attention = build.attention()
+        self.attended_norm = build.norm("post_self_attn_layernorm")
+        # Of this name in other families too, but Gemma has it behind the attention.
+        self.mlp_norm = build.stream_norm("post_attention_layernorm")
+        self.mlp = build.mlp(fused="gate_up_proj")
+        self.fed_norm = build.norm("post_mlp_layernorm")
+
+    def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
+        """Run the layer; see models/block.py."""
+        x = self.attention(positions, self.attention_norm(x, residual))
+        x = self.attended_norm(total(x))
+        x = self.mlp(self.mlp_norm(x, residual))
+        return self.fed_norm(total(x))
+
+
+FAMILY = Family(
+    architectures=("Glm4ForCausalLM",),
+    traits=traits,
+    block=Block,
+    model_type="glm4",
+    keys={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1.5625e-07,
+        "attention_bias": True,
+    },
+)
