@@ -90,6 +90,10 @@ class HeadlessWeights(RenamedWeights):
         """Return the short name, or the long one."""
         return [name.removeprefix("model."), name]
 
+    def spellings(self, name: str) -> Sequence[str]:
+        """Return the stored name alone: the config was written with the same model."""
+        return [self.module(name)]
+
     def has(self, name: str) -> bool:
         """Whether the source has a tensor; never the head."""
         return name != self._HEAD and super().has(name)
