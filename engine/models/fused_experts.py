@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from kiln.engine.models.experts import ExpertNames, Experts
+from kiln.engine.models.experts import ExpertNames, Experts, Layout
 from kiln.engine.models.weights import Index, Weights
 
 _LAYER = ExpertNames().layer
@@ -145,8 +145,12 @@ class FusedExperts(Weights):
         index, matrix, kind = expert.groups()
         half, bias = self._halves[matrix], kind == "bias"
         stem = "down_proj" if half is None else "gate_up_proj"
-        for prefix in (self._names.layer, _LAYER):
-            stored = f"{start}{prefix}experts.{stem}{'_bias' if bias else ''}"
-            if self._source.has(stored):
-                return _Place(stored, int(index), half, self._layout.in_out and not bias)
-        return _Place(name)
+        fused = [
+            f"{start}{prefix}experts.{stem}{'_bias' if bias else ''}"
+            for prefix in (_LAYER, self._names.layer)
+        ]
+        found = [one for one in fused if self._source.has(one)]
+        if not found and (self.random or self._layout == Layout()):
+            return _Place(name)  # made up, or missing where files may have single experts
+        stored = (found or fused)[-1]
+        return _Place(stored, int(index), half, self._layout.in_out and not bias)

@@ -20,7 +20,7 @@ def check_split(config: HFConfig, world: int) -> None:
     if experts is not None:
         sizes["the experts' intermediate size"] = experts.intermediate_size
         if experts.shared_size:
-            sizes["shared_expert_intermediate_size"] = experts.shared_size
+            sizes["the shared expert's intermediate size"] = experts.shared_size
     kv_heads = config.num_kv_heads
     fine = [n for n in range(1, config.num_heads + 1) if _fits(n, sizes.values(), kv_heads)]
     if world in fine:

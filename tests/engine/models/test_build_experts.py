@@ -24,6 +24,7 @@ from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.experts import ExpertNames, Experts, Layout, read_groups
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.fused_experts import FusedExperts
+from kiln.engine.models.kernel_needs import kernels_of
 from kiln.engine.models.parameters import Parameters, Projection
 from kiln.engine.models.quantization import UNQUANTIZED, Quantization
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
@@ -393,8 +394,17 @@ def test_a_missing_bias_is_named(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"model.layers.{LAYER}.mlp.experts.down_proj_bias"]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=rf"tensor model\.layers\.{LAYER}\.mlp\.experts\.0\.down"):
+    with pytest.raises(ModelError, match=rf"tensor model\.layers\.{LAYER}\.mlp\.experts\.down_pr"):
         build(SafetensorsWeights(tmp_path), KINDS["GptOss"].experts)
+
+
+@pytest.mark.parametrize(
+    ("family", "activation"), [("GptOss", "clamped_swiglu"), ("Mixtral", "gelu_and_mul")]
+)
+def test_a_layer_says_which_kernels_it_calls(family, activation):
+    layer = build(DummyWeights(0, torch.float32), KINDS[family].experts)
+    called = {spec.name for spec in kernels_of(layer)}
+    assert called == {"route_tokens", "align_tokens", activation}
 
 
 @pytest.mark.parametrize("family", KINDS)

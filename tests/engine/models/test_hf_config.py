@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
 from kiln.engine.kv.shape import Window
+from kiln.engine.models.costs import count_parameters
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import known_families, read_model
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
@@ -297,6 +298,17 @@ def test_a_model_needs_the_routing_of_as_many_experts_as_it_has(read):
 
     assert variants(read("Mixtral", **MIXTRAL)) == [("kiln::bf16", "256")]
     assert variants(read("Qwen3Moe", **{**QWEN, "num_experts": 257})) == [("float", "512")]
+    mixtral = read("Mixtral", **MIXTRAL)
+    experts = replace(mixtral.traits.experts, router_in_float32=True)
+    wide = replace(mixtral, traits=replace(mixtral.traits, experts=experts))
+    assert variants(wide) == [("float", "256")]
+
+
+def test_a_shared_expert_without_a_gate_has_fewer_weights(read):
+    qwen = read("Qwen2Moe", **QWEN, shared_expert_intermediate_size=40)
+    experts = replace(qwen.traits.experts, shared_gate=False)
+    plain = replace(qwen, traits=replace(qwen.traits, experts=experts))
+    assert count_parameters(qwen) - count_parameters(plain) == 3 * qwen.hidden_size
 
 
 def test_a_model_needs_the_attention_kernels_of_its_soft_caps(read):
