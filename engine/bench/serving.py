@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from kiln.engine.bench.load_client import Arrivals, LoadError, Measured, run_load
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.bench.workload import MixedLoad, throughput
-from kiln.engine.errors import ModelError
-from kiln.engine.models.model_folder import ModelFiles, model_vocab_size
+from kiln.engine.models.model_folder import ModelFiles
+from kiln.engine.models.registry import vocabulary_size
 
 _CHANCE = random.SystemRandom()
 _WARM_UP_TOKENS = 4
@@ -35,12 +35,9 @@ _COLUMNS = {
 def make_prompts(files: ModelFiles, count: int, longest: int) -> list[list[int]]:
     """Return random prompts for a model, each of ``longest / 4`` to ``longest`` tokens.
 
-    They are the same in every run. Raises ModelError if config.json names no vocabulary.
+    They are the same in every run. Raises ModelError if the size of its vocabulary is unknown.
     """
-    vocabulary = model_vocab_size(files)
-    if vocabulary is None or vocabulary < 1:
-        raise ModelError(f"{files.folder}: config.json has no vocab_size to draw prompts from")
-    return MixedLoad(count, (max(1, longest // 4), longest)).draw(vocabulary)[0]
+    return MixedLoad(count, (max(1, longest // 4), longest)).draw(vocabulary_size(files))[0]
 
 
 def measure(

@@ -16,7 +16,7 @@ from kiln.engine.models.config_keys import refuse_unknown_keys
 from kiln.engine.models.family import Family, with_head
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
-from kiln.engine.models.model_folder import merged, read_json
+from kiln.engine.models.model_folder import ModelFiles, merged, model_vocab_size, read_json
 from kiln.engine.models.quantization import read_quantization
 from kiln.engine.models.refused_formats import gguf_advice
 from kiln.engine.models.safetensors_weights import stored_dtype
@@ -65,6 +65,15 @@ def read_model(
     traits = family.traits(fields)
     quantized = read_quantization(fields, folder, quantization)
     return family, read_config(fields, traits, quantized, wrapped=wrapped, image_token_ids=images)
+
+
+def vocabulary_size(files: ModelFiles) -> int:
+    """Return how many tokens a model can draw: by config.json, or by the default of its family.
+
+    Raises ModelError if that says nothing, or if the model is not supported.
+    """
+    size = model_vocab_size(files)
+    return size or read_model(files.folder, overrides=files.overrides)[1].vocab_size
 
 
 def _family(fields: Fields) -> tuple[str, Family, bool]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 
+from kiln.engine.config import ModelConfig
 from kiln.engine.errors import ModelError
 from kiln.engine.kv.shape import Window
 from kiln.engine.models.registry import read_model
+from kiln.engine.text.vocabulary import vocabulary_of
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
 GEMMA_2_27B = {
@@ -129,6 +132,14 @@ def test_gemma_3_with_images_leaves_out_what_has_its_default(read):
     assert config.dtype == torch.bfloat16
     assert (config.tie_word_embeddings, config.wrapped) == (True, True)
     assert config.image_token_ids == {255999, 256000, 262144}
+
+
+@pytest.mark.parametrize(("content", "size"), [(GEMMA_3_1B, 262144), (GEMMA_3_4B, 262208)])
+def test_a_grammar_may_allow_every_token_of_the_model(tokenizer_folders, tmp_path, content, size):
+    """Masks are as long as logits, also if config.json leaves the size to its default."""
+    folder = shutil.copytree(tokenizer_folders["byte-level"], tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(content))
+    assert vocabulary_of(ModelConfig(str(folder))).vocab_size == size
 
 
 def test_a_key_of_tokens_for_images_may_have_another_name_or_be_absent(read):

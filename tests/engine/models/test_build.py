@@ -99,10 +99,9 @@ def test_the_norms_of_a_family_are_of_its_kind(tmp_path, built, kind):
     config = read_model(tmp_path)[1]
     config = replace(config, traits=replace(config.traits, norm=kind))
     build = Builder(config, DummyWeights(0, torch.float32), 64, torch.bfloat16, CPU)
-    size = config.hidden_size
-    x = torch.randn(50, size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(50, config.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
     normal = x.float() * (x.float().square().mean(-1, keepdim=True) + config.norm_eps).rsqrt()
-    norm, stream = build.norm("one", size), build.stream_norm("other")
+    norm, stream = build.norm("one", config.hidden_size), build.stream_norm("other")
     for out, weight in [
         (norm(x), norm.weight), (stream(x.clone(), torch.zeros_like(x)), stream.weight)
     ]:  # fmt: skip
