@@ -51,9 +51,7 @@ class FakeRunner:
     device_type = "cpu"
     adapter_store = limits = host_blocks = embedder = None
 
-    def __init__(
-        self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50, long_start=0
-    ):
+    def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50, long_start=0):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
