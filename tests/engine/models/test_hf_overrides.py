@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from kiln import LLM, SamplingParams
 from kiln.engine.bench.serving import make_prompts
 from kiln.engine.cli.options import DEMO_FOLDER
 from kiln.engine.errors import ModelError
+from kiln.engine.models import registry
 from kiln.engine.models.model_folder import ModelFiles, merged
-from kiln.engine.models.registry import read_model
+from kiln.engine.models.registry import known_families, read_model
 
 YARN = {"rope_type": "yarn", "factor": 2.0}
 
@@ -94,3 +96,20 @@ def test_a_load_draws_from_the_vocabulary():
     for size in (9, 768):
         prompts = make_prompts(ModelFiles(DEMO_FOLDER, {"vocab_size": size}), 99, 40)
         assert max(token for prompt in prompts for token in prompt) == size - 1
+
+
+def test_a_wrapped_text_model_gets_what_is_in_text_config(tmp_path, monkeypatch):
+    own = known_families()["MistralForCausalLM"]
+    wrapped = replace(own, wrappers=("WrapperForConditionalGeneration",))
+    monkeypatch.setattr(registry, "known_families", lambda: {"MistralForCausalLM": wrapped})
+    config = json.loads((DEMO_FOLDER / "config.json").read_text())
+    path = tmp_path / "config.json"
+    text = {**config, "model_type": wrapped.model_type, "sliding_window": None}
+    path.write_text(json.dumps({"architectures": [wrapped.wrappers[0]], "text_config": text}))
+    _, plain = read_model(tmp_path)
+    _, changed = read_model(tmp_path, overrides={"text_config": {"rms_norm_eps": 0.5}})
+    assert (plain.norm_eps, changed.norm_eps) == (1e-6, 0.5)
+    with pytest.raises(ModelError, match=r"^--hf-overrides: hidden_act is 'x'"):
+        read_model(tmp_path, overrides={"text_config": {"hidden_act": "x"}})
+    with pytest.raises(ModelError, match=r"^--hf-overrides: rms_norm_eps is 0\.5, .*text_config"):
+        read_model(tmp_path, overrides={"rms_norm_eps": 0.5})

@@ -111,7 +111,8 @@ def test_tokenizer_json_comes_first(tokenizer_folders, tmp_path):
 
 
 def test_a_template_in_the_folder_needs_no_library(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mistral_common", None)
+    for name in ("mistral_common", "mistral_common.protocol.instruct.request"):
+        monkeypatch.setitem(sys.modules, name, None)
     write_tekken(tmp_path)
     with pytest.raises(ModelError, match=r"pip install 'kiln\[mistral\]', or give .*--chat-temp"):
         Tokenizer.load(tmp_path)
