@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from family_fields import needed_fields
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
@@ -61,8 +62,10 @@ def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
     sizes = {"num_attention_heads": 32, "hidden_size": 320}
     family = architecture.removesuffix("ForCausalLM")
     config_class = getattr(transformers, architecture).config_class
-    theirs, defaults = config_class(**{**BASE, **sizes, "num_key_value_heads": 5}), config_class()
-    needed = dict.fromkeys(set(NEEDED_BY_EXPERTS) & set(theirs.to_dict()), 2)
+    own = needed_fields(architecture, BASE["num_hidden_layers"])
+    told = {**BASE, **sizes, **own, "num_key_value_heads": 5}
+    theirs, defaults = config_class(**told), config_class()
+    needed = dict.fromkeys(set(NEEDED_BY_EXPERTS) & set(theirs.to_dict()), 2) | own
     config = read(family, **sizes, **needed, num_key_value_heads="absent")
     assert config.num_kv_heads == (defaults.num_key_value_heads if family != "Llama" else 32)
     assert config.head_dim == (getattr(theirs, "head_dim", None) or 10)
@@ -77,7 +80,8 @@ def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
     window = getattr(theirs, "sliding_window", None) or None
     slide = [window if kind == "sliding_attention" else None for kind in kinds]
     assert config.windows == windows(*slide)
-    for ours, name in [("qkv_bias", "qkv_bias"), ("output_bias", "attention_bias")]:
+    of_output = "attention_out_bias" if hasattr(theirs, "attention_out_bias") else "attention_bias"
+    for ours, name in [("qkv_bias", "qkv_bias"), ("output_bias", of_output)]:
         if hasattr(theirs, name):
             assert getattr(config.traits, ours) == getattr(theirs, name)
     if config.traits.experts is not None and hasattr(theirs, "norm_topk_prob"):
