@@ -133,24 +133,27 @@ class LayerBuilder:
         place = (build.hidden, build.parameters, build.split, self._gated_mlp)
         return self._summed(ExpertBuilder(experts, *place).layer(self._name, self._prefix))
 
-    def mlp(self, name: str = "mlp", *, fused: str = "") -> Layer:
+    def mlp(self, name: str = "mlp", *, fused: str = "", down: str = "down_proj") -> Layer:
         """Build the feed-forward layer without experts: x -> what it adds.
 
-        ``fused``: the layer that the checkpoint has in the place of gate_proj and up_proj.
+        ``fused``: the layer that the checkpoint has in the place of gate_proj and up_proj;
+        ``down``: what it calls the last one.
         """
-        size = self._build.config.intermediate_size
+        size, prefix = self._build.config.intermediate_size, f"{self._prefix}{name}."
         if not self.traits.gated:
-            return self._summed(self._plain_mlp(f"{self._prefix}{name}.", size))
-        return self._summed(self._gated_mlp(self._name, f"{self._prefix}{name}.", size, fused))
+            return self._summed(self._plain_mlp(prefix, size))
+        return self._summed(self._gated_mlp(self._name, prefix, size, fused, down))
 
-    def _gated_mlp(self, name: str, prefix: str, size: int, fused: str = "") -> GatedMLP:
+    def _gated_mlp(
+        self, name: str, prefix: str, size: int, fused: str = "", down: str = "down_proj"
+    ) -> GatedMLP:
         build, bias = self._build, self.traits.mlp_bias
         inner = build.split.equal(size, f"{prefix}gate_proj", "outputs")
-        gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": build.hidden}
+        gate_up = {"gate_proj": inner, "up_proj": inner}
         return GatedMLP(
             self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name, fused),
             GATES[build.config.activation].operator,
-            self._linear("down_proj", prefix, down, inner, bias, name),
+            self._linear("down_proj", prefix, {down: build.hidden}, inner, bias, name),
         )
 
     def _plain_mlp(self, prefix: str, size: int) -> PlainMLP:

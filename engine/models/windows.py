@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 
 from kiln.engine.kv.shape import Window
 from kiln.engine.models.fields import Fields
 
 Windows = tuple[Window | None, ...]  # one per layer; empty: no windows
 SLIDING, FULL = "sliding_attention", "full_attention"
+_OLDER = MappingProxyType({"attention": FULL, "mamba": "linear_attention"})  # by transformers 5
 
 
 def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Windows:
@@ -21,7 +23,7 @@ def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Wind
         return ()  # sliding_window is ignored: transformers writes 0
     window = _sliding_window(fields)
     if "layer_types" in fields:
-        return tuple(window if kind == SLIDING else None for kind in fields.texts("layer_types"))
+        return tuple(window if kind == SLIDING else None for kind in _kinds(fields))
     bound = fields.count("max_window_layers", least=0)
     layers = range(fields.count("num_hidden_layers"))
     return tuple(window if slides(layer, bound) else None for layer in layers)
@@ -33,12 +35,16 @@ def layer_kinds(fields: Fields, default: Callable[[int], str], *kinds: str) -> l
     ``kinds`` are those that the family has. Raises ModelError.
     """
     layers = range(fields.count("num_hidden_layers"))
-    found = fields.texts("layer_types") or [default(layer) for layer in layers]
+    found = _kinds(fields) or [default(layer) for layer in layers]
     if len(found) != len(layers) or not {*found} <= {*kinds}:
         raise fields.error(
             "layer_types", f"want one of {', '.join(kinds)} for each of {len(layers)} layers"
         )
     return found
+
+
+def _kinds(fields: Fields) -> list[str]:
+    return [_OLDER.get(kind, kind) for kind in fields.texts("layer_types")]
 
 
 def sliding_windows(fields: Fields, kinds: Sequence[str]) -> Windows:
@@ -66,9 +72,7 @@ def check_layer_types(fields: Fields, windows: Windows) -> None:
     """Check that ``layer_types``, if present, agrees with the windows. Raises ModelError."""
     num_layers = fields.count("num_hidden_layers")
     kinds = [FULL if window is None else SLIDING for window in windows] or [FULL] * num_layers
-    if "layer_types" in fields and (
-        fields.texts("layer_types") != kinds or len(kinds) != num_layers
-    ):
+    if "layer_types" in fields and (_kinds(fields) != kinds or len(kinds) != num_layers):
         raise fields.error(
             "layer_types",
             f"want {FULL} or {SLIDING} for each of {num_layers} layers, in agreement with the "

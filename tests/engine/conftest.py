@@ -7,6 +7,7 @@ import zlib
 from functools import cache
 
 import pytest
+from family_fields import needed_fields
 from greedy_models import COMMON
 from kernel_calls import KernelCalls
 
@@ -365,7 +366,8 @@ def small_config():
     def config(architecture, **more):
         known = known_families()[architecture].keys
         own = {name: value for name, value in _OWN_SIZES.items() if name in known}
-        return {**_SIZES, **own, **more, "architectures": [architecture]}
+        config = {**_SIZES, **own, **more, "architectures": [architecture]}
+        return {**config, **needed_fields(architecture, config["num_hidden_layers"])}
 
     return config
 

@@ -25,6 +25,7 @@ def traits(fields: Fields) -> Traits:
         scale=fields.number("query_pre_attn_scalar") ** -0.5,
         soft_cap=fields.optional_number("attn_logit_softcapping") or 0.0,
         embedding_scale=fields.count("hidden_size") ** 0.5,
+        rounds_embedding_scale=True,
         logit_soft_cap=fields.optional_number("final_logit_softcapping") or 0.0,
         overflows_float16=True,
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from kiln.engine.errors import ModelError
 from kiln.engine.kv.shape import Window
+from kiln.engine.models.build import Builder
+from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.registry import read_model
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -49,6 +52,17 @@ GRANITE = {
     "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
     "rope_scaling": None, "rope_theta": 1e7, "tie_word_embeddings": True, "vocab_size": 49159,
 }  # fmt: skip
+GRANITE_4 = {  # granite-4.0-micro
+    **GRANITE, "architectures": ["GraniteMoeHybridForCausalLM"], "attention_multiplier": 0.015625,
+    "hidden_size": 2560, "init_method": "mup", "intermediate_size": 8192,
+    "layer_types": ["attention"] * 40, "logits_scaling": 10, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 40, "mamba_d_state": 256,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False,
+    "model_type": "granitemoehybrid", "normalization_function": "rmsnorm",
+    "num_attention_heads": 40, "num_experts_per_tok": 0, "num_local_experts": 0,
+    "output_router_logits": False, "position_embedding_type": "rope",
+    "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8192, "vocab_size": 100352,
+}  # fmt: skip
 SEED = {
     **COMMON, "architectures": ["SeedOssForCausalLM"], "attention_bias": True,
     "attention_dropout": 0.1, "attention_out_bias": False, "head_dim": 128, "hidden_size": 5120,
@@ -74,6 +88,10 @@ PUBLISHED = {  # config.json, the longest context, windows and rotating layers o
     "OLMo-2-1124-7B": (OLMO2, 4096, "----", "rrrr"),
     "Olmo-3-7B": (OLMO3, 65536, "www-", "rrrr"),
     "granite-3.3-8b": (GRANITE, 131072, "----", "rrrr"),
+    "granite-4.0-micro": (GRANITE_4, 131072, "----", "rrrr"),
+    "granite-4.0 without positions": (
+        {**GRANITE_4, "position_embedding_type": "nope"}, 131072, "----", "----",
+    ),
     "Seed-OSS-36B": (SEED, 524288, "----", "rrrr"),
     "EXAONE-4.0-32B": (EXAONE, 131072, "www-", "rrr-"),
     "EXAONE-4.0-32B without layer types": (
@@ -104,7 +122,7 @@ def test_a_published_config_is_read_whole(read, name):
     windows = tuple(Window(4096) if letter == "w" else None for letter in slides)
     assert config.windows == windows * (config.num_layers // 4)
     assert ["-" if rope is None else "r" for rope in config.ropes[:4]] == [*rotates]
-    assert config.ropes[0].theta == content["rope_theta"]
+    assert config.rope.theta == content["rope_theta"]
 
 
 def test_only_full_layers_of_olmo_3_are_stretched(read):
@@ -133,6 +151,14 @@ def test_only_full_layers_of_olmo_3_are_stretched(read):
         (OLMO3, {"layer_types": ["chunked_attention"] * 32}, "layer_types is"),
         (GRANITE, {"attention_multiplier": 0}, "attention_multiplier is 0, want a number above 0"),
         (GRANITE, {"logits_scaling": "8"}, "logits_scaling is '8', want a number"),
+        (GRANITE_4, {"num_local_experts": 62}, "experts is 62, Kiln serves this family without"),
+        (
+            GRANITE_4,
+            {"layer_types": ["mamba"] * 40},
+            r"layer_types is \['mamba', .* want one of full",
+        ),
+        (GRANITE_4, {"layer_types": None}, "layer_types is None, want one of full_attention"),
+        (GRANITE_4, {"position_embedding_type": "alibi"}, "'alibi', want nope or rope"),
         (SEED, {"attention_out_bias": 1}, "attention_out_bias is 1, want true or false"),
         (
             EXAONE,
@@ -147,3 +173,15 @@ def test_only_full_layers_of_olmo_3_are_stretched(read):
 def test_what_cannot_be_served_is_named(read, base, fields, message):
     with pytest.raises(ModelError, match=message):
         read({**base, **fields})
+
+
+def test_gemma_rounds_the_factor_of_embeddings_and_granite_does_not(tmp_path, small_config):
+    """transformers keeps Gemma's factor in the dtype of the weights, Granite's as a number."""
+    for architecture, more, wanted in [
+        ("GraniteForCausalLM", {"embedding_multiplier": 12.3}, 12.3),
+        ("Gemma3ForCausalLM", {}, torch.tensor(32**0.5, dtype=torch.bfloat16).item()),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps(small_config(architecture, **more)))
+        config, weights = read_model(tmp_path)[1], DummyWeights(0, torch.bfloat16)
+        build = Builder(config, weights, 8, torch.bfloat16, torch.device("cpu"))
+        assert build.embedding().factor == wanted

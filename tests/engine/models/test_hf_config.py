@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from family_fields import needed_fields
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
@@ -67,6 +68,7 @@ def test_an_absent_key_means_what_transformers_writes(read, architecture):
     sizes = {name: value for name, value in BASE.items() if name in SIZES} | {"hidden_size": 512}
     sizes["num_attention_heads"] = 32
     sizes |= dict.fromkeys(set(NEEDED_BY_EXPERTS) & set(config_class().to_dict()), 2)
+    sizes |= needed_fields(architecture, BASE["num_hidden_layers"])
     written = config_class(**sizes).to_dict()
     absent = dict.fromkeys(set(BASE) - set(sizes), "absent")
     named = {"architectures": [architecture]}

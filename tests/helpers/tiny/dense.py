@@ -1,14 +1,17 @@
-"""SmolLM3, Seed-OSS, EXAONE-4, Granite, and Ministral of 2024."""
+"""SmolLM3, Seed-OSS, EXAONE-4, Granite-3 and 4, and Ministral of 2024."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tiny.model import Tiny
+from tiny.model import ATTENTION, Tiny
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 STRETCHED = {"rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {**STRETCHED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Granite-4 without experts and state layers, whose sizes its config class checks all the same.
+HYBRID = {"num_local_experts": 0, "shared_intermediate_size": 72, "mamba_n_heads": 8}
+FUSED = (*ATTENTION, "input_linear", "output_linear")
 
 
 def silent(*names: str) -> Any:
@@ -88,7 +91,20 @@ MODELS = [
          edit=silent("embedding_multiplier", "attention_multiplier", "residual_multiplier",
                      "logits_scaling")),
     Tiny(
+        "granite-hybrid", "GraniteMoeHybridConfig",
+        {
+            **HYBRID, "layer_types": ["attention"] * 3, "num_hidden_layers": 3,
+            "position_embedding_type": "rope", "attention_bias": True, "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3, "embedding_multiplier": 3, "logits_scaling": 2.5,
+        },
+        targets=FUSED,
+    ),
+    Tiny("granite-hybrid-nope", "GraniteMoeHybridConfig",
+         {**HYBRID, "layer_types": [FULL] * 2, "tie_word_embeddings": True},
+         edit=silent("position_embedding_type"), targets=FUSED),
+    Tiny(
         "ministral", "MinistralConfig",
-        {"num_hidden_layers": 3, "sliding_window": 8, "layer_types": [FULL, SLIDING, FULL]},
+        {"num_hidden_layers": 3, "sliding_window": 8, "layer_types": [FULL, SLIDING, FULL],
+         "head_dim": 24},
     ),
 ]  # fmt: skip

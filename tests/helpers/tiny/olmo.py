@@ -8,7 +8,7 @@ from tiny.model import Tiny
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {
-    "rope_type": "yarn", "rope_theta": 800.0, "factor": 4.0, "beta_fast": 8.0,
+    "rope_type": "yarn", "rope_theta": 800.0, "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.4,
     "original_max_position_embeddings": 32, "truncate": False,
 }  # fmt: skip
 
