@@ -71,7 +71,7 @@ class LayerBuilder:
             self._linear(
                 "qkv_proj", prefix, qkv, build.hidden, biases[0], fused=fused, order=order
             ),
-            self._attention_layer(prefix),
+            self._attention_layer(prefix, heads),
             self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
             norm,
             self._query_scale(),
@@ -106,12 +106,14 @@ class LayerBuilder:
         scaling = self._build.config.query_scalings[self._layer]
         return None if scaling is None else self._build.query_scale(scaling)
 
-    def _attention_layer(self, prefix: str) -> AttentionLayer:
+    def _attention_layer(self, prefix: str, heads: Share) -> AttentionLayer:
         build, rope = self._build, self._build.config.ropes[self._layer]
-        query_norm = key_norm = None
+        query_norm = key_norm = sinks = None
         if self.traits.qk_norm is QKNorm.HEAD:
             query_norm = self._ordered_norm(f"{prefix}q_norm", build.shape.head_dim, 1)
             key_norm = self._ordered_norm(f"{prefix}k_norm", build.shape.head_dim, 1)
+        if self.traits.sinks:
+            sinks = build.parameters.tensor(f"{prefix}sinks", heads, dtype=torch.float32)
         layer = AttentionLayer(
             self._layer,
             build.shape,
@@ -121,6 +123,7 @@ class LayerBuilder:
             *read_kv_scales(build.weights, prefix, build.kv_dtype),
             scale=self.traits.scale,
             soft_cap=build.config.soft_caps[self._layer],
+            sinks=sinks,
         )
         self.attention_layers.append(layer)
         return layer

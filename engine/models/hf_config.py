@@ -46,6 +46,7 @@ class Traits:
     windows: Windows = ()
     scale: float | None = None  # of the attention logits; None: head_dim ** -0.5
     soft_cap: float = 0.0  # of attention; see AttentionLayer
+    sinks: bool = False
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
     interleaved: bool = False  # rotary pairs are neighbours in the checkpoint: see rotary_order
