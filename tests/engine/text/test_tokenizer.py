@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from kiln.engine.errors import ConfigError, ModelError, RequestError
+from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.text.tokenizer import Tokenizer
 
 KINDS = ["byte-level", "llama", "metaspace", "wordpiece"]
@@ -482,3 +483,15 @@ def test_loading_imports_neither_transformers_nor_torch(tokenizer_folders):
         timeout=60,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_another_tokenizer_brings_its_files_and_the_model_its_vocabulary(
+    tokenizer_folders, tmp_path
+):
+    (tmp_path / "config.json").write_text('{"vocab_size": 40, "eos_token_id": 7}')
+    other = tokenizer_folders["llama"]
+    ours, theirs = Tokenizer.load(ModelFiles(tmp_path, tokenizer=other)), Tokenizer.load(other)
+    assert ours.encode("hello") == theirs.encode("hello")
+    assert ours.chat_template_sources == theirs.chat_template_sources
+    assert ours.eos_token_ids == {7, *(one for one in theirs.eos_token_ids if one < 40)}
+    assert Tokenizer.load_if_present(ModelFiles(tmp_path)) is None
