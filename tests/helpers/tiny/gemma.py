@@ -71,7 +71,7 @@ MODELS = [
     Tiny(
         "gemma2",
         "Gemma2Config",
-        {**_SIZES, "head_dim": 32, "query_pre_attn_scalar": 11, "attn_logit_softcapping": 2.0,
+        {**_SIZES, "head_dim": 80, "query_pre_attn_scalar": 11, "attn_logit_softcapping": 2.0,
          "final_logit_softcapping": 3.0},
     ),
     Tiny(
