@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from kiln.engine.cli.diagnosis import Finding
 from kiln.engine.cli.doctor_config import read_with_problems
 from kiln.engine.cli.memory_plan import plan_on_gpus
@@ -23,6 +25,7 @@ from kiln.engine.models.rope_config import RopeConfig
 from kiln.engine.models.safetensors_weights import SafetensorsWeights, file_problems
 from kiln.engine.models.splitting import check_split
 from kiln.engine.requests.pooling import Embedder
+from kiln.engine.runner.device import resolve_dtype
 from kiln.engine.runner.embedder import longest_text, read_embedder
 from kiln.engine.runner.inspection import Inspection, inspect
 from kiln.engine.text.replies.choice import choose_formats
@@ -67,9 +70,17 @@ def _config(folder: Path, family: Family, config: HFConfig) -> list[Finding]:
     ]
     if config.traits.experts is not None:
         rows.append(("Experts", _experts(config)))
-    rows.append(("dtype", str(config.dtype).removeprefix("torch.")))
     rows.append(("Quantisation", config.quantization.method or "none"))
-    return [Finding("ok", *row) for row in rows]
+    return [*(Finding("ok", *row) for row in rows), _dtype(config)]
+
+
+def _dtype(config: HFConfig) -> Finding:
+    """Return the dtype that the model has on a GPU, unless a flag says otherwise."""
+    try:
+        dtype = resolve_dtype("auto", config, torch.device("cuda"))
+    except ConfigError as error:
+        return _refused("dtype", str(error))
+    return Finding("ok", "dtype", str(dtype).removeprefix("torch."))
 
 
 def _task(folder: Path, config: HFConfig) -> tuple[Embedder | None, Finding]:

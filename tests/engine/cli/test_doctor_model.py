@@ -15,6 +15,7 @@ from depth import at_depth
 from packers.packer import all_packers
 from quantised_folders import families_of
 from safetensors.torch import load_file, save_file
+from tiny.model import all_tiny
 
 from kiln.engine.cli.doctor_model import examine_model
 from kiln.engine.cli.memory_plan import plan_on_gpus
@@ -60,6 +61,15 @@ def test_a_sound_checkpoint_is_described(demo):
     assert found["LoRA targets"][0].startswith("embed_tokens, q_proj, k_proj, v_proj, o_proj")
     assert found["Chat template"] == ["1 found"]
     assert broken(demo) == []
+
+
+def test_a_dtype_that_the_model_overflows_is_refused_with_those_to_choose(tmp_path):
+    all_tiny()["gemma2"].save(tmp_path)
+    assert rows(tmp_path)["dtype"] == ["float32"]
+    change(tmp_path, dtype="float16")
+    (told,) = rows(tmp_path)["dtype"]
+    assert "dtype='auto', which is float16 for this checkpoint" in told
+    assert "use dtype bfloat16, or float32" in told
 
 
 def test_no_weight_is_read(demo, monkeypatch):
