@@ -110,11 +110,13 @@ class TextWeights(RenamedWeights):
 
     def __init__(self, source: Weights) -> None:
         super().__init__(source)
+        self._is_older = any(name.startswith(self._INSIDE) for name in source.names)
         for name in source.names:
             if not name.startswith((self._INSIDE, self._BEHIND, "lm_head.")):
                 source.ignore(name)
 
     def stored(self, name: str) -> Sequence[str]:
-        """Return the names under which released files have a tensor."""
+        """Return the names under which released files have a tensor, this file's own last."""
         inner = name.removeprefix("model.")
-        return [self._INSIDE + name, name if inner == name else self._BEHIND + inner]
+        newer = name if inner == name else self._BEHIND + inner
+        return [newer, self._INSIDE + name] if self._is_older else [self._INSIDE + name, newer]

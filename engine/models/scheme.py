@@ -197,6 +197,8 @@ def fill_shares(
     """
     dtype = weights.dtype(name)
     if dtype not in FLOATS:
+        module, _, suffix = name.rpartition(".")
+        name = f"{weights.module(module)}.{suffix}"
         raise ModelError(
             f"{layer}: tensor {name} is {dtype}, but config.json has no quantization_config for "
             f"it: want one of {', '.join(map(str, FLOATS))}"
