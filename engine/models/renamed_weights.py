@@ -40,6 +40,10 @@ class RenamedWeights(Weights):
                 return self._source.module(place)
         return self._source.module(name)
 
+    def stored_name(self, name: str) -> str:
+        """Return what the files call a tensor."""
+        return self._source.stored_name(self._find(name))
+
     def spellings(self, name: str) -> Sequence[str]:
         """Return what a config may call a module: it may be of another version than the files."""
         return list(dict.fromkeys((self.module(name), *self.stored(name), name)))
