@@ -74,7 +74,13 @@ class RenamedWeights(Weights):
 
     def _find(self, name: str) -> str:
         places = self.stored(name)
-        return next(filter(self._source.has, places), places[-1])
+        found = next(filter(self._source.has, places), None)
+        return self._likely(places) if found is None else found
+
+    def _likely(self, places: Sequence[str]) -> str:
+        """Return the one of the names whose beginning the stored tensors have, or the last."""
+        beginnings = {name.partition(".")[0] for name in self.names}
+        return next((one for one in places if one.partition(".")[0] in beginnings), places[-1])
 
 
 class HeadlessWeights(RenamedWeights):

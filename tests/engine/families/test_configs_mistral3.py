@@ -51,6 +51,10 @@ def test_an_error_names_a_tensor_as_the_files_do(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=rf"qkv_proj: tensor {INSIDE} is torch.int32"):
         serve(tmp_path)
+    del tensors[INSIDE]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf" tensor {INSIDE} is missing"):
+        serve(tmp_path)
 
 
 def test_queries_are_scaled_by_the_original_length(read):
