@@ -27,7 +27,10 @@ class Block(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """Grouped-query attention between its projections."""
+    """Grouped-query attention between its projections.
+
+    ``norm``: over the queries, and the keys, of all heads together.
+    """
 
     qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     attention: AttentionLayer

@@ -18,22 +18,25 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class ChannelFP8(Scheme):
-    """8-bit weights ``weight`` with ``weight_scale`` for each output, or one for all.
+    """8-bit weights ``weight`` with a scale for each output, or one for all.
 
     ``strategy``: "channel" or "tensor", of the weights. ``activations``: "token" (rounded with a
-    scale each), "static" (with ``input_scale``) or "none". ``dtype`` of the codes: fp8 or int8.
+    scale each), "static" (with a stored one) or "none". ``dtype`` of the codes: fp8 or int8.
+    ``scale``, ``input_scale``: the suffixes of the tensors with the scales.
     """
 
     strategy: str
     activations: str
     dtype: torch.dtype = FP8
+    scale: str = "weight_scale"
+    input_scale: str = "input_scale"
     bits_per_weight = 8.0
 
     @property
     def suffixes(self) -> frozenset[str]:
         """The suffixes of a module's tensors."""
-        more = ("input_scale",) if self.activations == "static" else ()
-        return frozenset(("weight", "weight_scale", *more))
+        more = (self.input_scale,) if self.activations == "static" else ()
+        return frozenset(("weight", self.scale, *more))
 
     @property
     def rounds(self) -> bool:
@@ -54,9 +57,9 @@ class ChannelFP8(Scheme):
             part.floats("weight", codes)
         codes = with_room(codes, inputs.room)
         if self.strategy == "channel":
-            scales = output_scales(part, "weight_scale")
+            scales = output_scales(part, self.scale)
         else:
-            scales = one_scale(part, "weight_scale").expand(outputs.size, 1).contiguous()
+            scales = one_scale(part, self.scale).expand(outputs.size, 1).contiguous()
         return self._weight(part, codes, scales)
 
     def quantized(self, values: torch.Tensor) -> Weight:
@@ -71,9 +74,9 @@ class ChannelFP8(Scheme):
     def _weight(self, part: Part, codes: torch.Tensor, scales: torch.Tensor) -> Weight:
         if self.activations != "static":
             return self._made(codes, scales, None)
-        own = one_scale(part, "input_scale")
+        own = one_scale(part, self.input_scale)
         if not bool(own > 0):
-            raise part.error("input_scale", f"is {own.item()}: want a number above 0")
+            raise part.error(self.input_scale, f"is {own.item()}: want a number above 0")
         return self._made(codes, scales, own)
 
     def _made(self, codes: torch.Tensor, scales: torch.Tensor, own: torch.Tensor | None) -> Weight:

@@ -65,6 +65,10 @@ class FusedExperts(Weights):
         """Return the stored name of a module; a single expert keeps its own."""
         return self._source.module(name)
 
+    def stored_name(self, name: str) -> str:
+        """Return what the files call a tensor, or the one that it is a part of."""
+        return self._source.stored_name(self._find(name).name)
+
     def spellings(self, name: str) -> Sequence[str]:
         """Return what a config may call a module."""
         return self._source.spellings(name)

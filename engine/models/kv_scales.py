@@ -59,12 +59,14 @@ def _read(weights: Weights, name: str) -> float:
     dtype, shape = weights.dtype(name), weights.shape(name)
     if dtype not in FLOATS or shape not in ((), (1,)):
         found = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-        raise _error(name, found, "Kiln has one float for all heads of a layer")
+        raise _error(
+            weights.stored_name(name), found, "Kiln has one float for all heads of a layer"
+        )
     stored = torch.empty(shape, dtype=torch.float64)
     weights.fill(name, stored, shape)
     scale = stored.float().item()
     if not 0 < scale < math.inf:
-        raise _error(name, str(stored.item()), "want a finite number above 0")
+        raise _error(weights.stored_name(name), str(stored.item()), "want a finite number above 0")
     return scale
 
 

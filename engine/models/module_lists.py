@@ -78,6 +78,6 @@ def check_module(source: Weights, name: str, suffixes: Collection[str] | None, r
         if suffix not in own or is_odd:
             found = str(dtype).removeprefix("torch.")
             raise ModelError(
-                f"{name}: {reason}, but tensor {tensor} is there, in {found}: does "
-                "quantization_config belong to these weights?"
+                f"{name}: {reason}, but tensor {source.stored_name(tensor)} is there, in {found}: "
+                "does quantization_config belong to these weights?"
             )

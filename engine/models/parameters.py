@@ -144,7 +144,8 @@ class Parameters:
             if self._weights.dtype(name) not in FLOATS:
                 raise ModelError(
                     f"{part}: it is tied to the embedding (tie_word_embeddings in config.json), "
-                    f"but tensor {name} is {self._weights.dtype(name)}: want floats"
+                    f"but tensor {self._weights.stored_name(name)} is "
+                    f"{self._weights.dtype(name)}: want floats"
                 )
             if not self._equals(name, weight, rows):
                 return self.linear(projection)

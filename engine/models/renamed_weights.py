@@ -40,6 +40,10 @@ class RenamedWeights(Weights):
                 return self._source.module(place)
         return self._source.module(name)
 
+    def stored_name(self, name: str) -> str:
+        """Return what the files call a tensor."""
+        return self._source.stored_name(self._find(name))
+
     def spellings(self, name: str) -> Sequence[str]:
         """Return what a config may call a module: it may be of another version than the files."""
         return list(dict.fromkeys((self.module(name), *self.stored(name), name)))
@@ -70,7 +74,13 @@ class RenamedWeights(Weights):
 
     def _find(self, name: str) -> str:
         places = self.stored(name)
-        return next(filter(self._source.has, places), places[-1])
+        found = next(filter(self._source.has, places), None)
+        return self._likely(places) if found is None else found
+
+    def _likely(self, places: Sequence[str]) -> str:
+        """Return the one of the names whose beginning the stored tensors have, or the last."""
+        beginnings = {name.partition(".")[0] for name in self.names}
+        return next((one for one in places if one.partition(".")[0] in beginnings), places[-1])
 
 
 class HeadlessWeights(RenamedWeights):

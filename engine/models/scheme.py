@@ -46,7 +46,8 @@ class Part:
 
     def error(self, suffix: str, problem: str) -> ModelError:
         """Return a ModelError about one tensor."""
-        return ModelError(f"{self.layer}: tensor {self.name}.{suffix} {problem}")
+        name = self.source.stored_name(f"{self.name}.{suffix}")
+        return ModelError(f"{self.layer}: tensor {name} {problem}")
 
     def tensor(
         self, suffix: str, shape: Sequence[int], dtypes: Sequence[torch.dtype], place: Index = ()
@@ -200,8 +201,8 @@ def fill_shares(
         module, _, suffix = name.rpartition(".")
         name = f"{weights.module(module)}.{suffix}"
         raise ModelError(
-            f"{layer}: tensor {name} is {dtype}, but config.json has no quantization_config for "
-            f"it: want one of {', '.join(map(str, FLOATS))}"
+            f"{layer}: tensor {weights.stored_name(name)} is {dtype}, but config.json has no "
+            f"quantization_config for it: want one of {', '.join(map(str, FLOATS))}"
         )
     shape = [share.whole for share in shares]
     sizes = [share.size for share in shares]

@@ -32,6 +32,10 @@ class Weights(ABC):
         """Return the stored name of a module, which is another where a source renames tensors."""
         return name
 
+    def stored_name(self, name: str) -> str:
+        """Return what the files call a tensor, for errors."""
+        return name
+
     def spellings(self, name: str) -> Sequence[str]:
         """Return what a config may call a module, its stored name first."""
         return (self.module(name),)

@@ -5,12 +5,14 @@
     weight_scale      [] instead of it without weight_block_size
     input_scale       [], only with activation_scheme "static"
 
+transformers 5, which wrote Ministral-3, calls the last two weight_scale_inv and activation_scale.
+
 Source: transformers' FineGrainedFP8Config, AutoFP8
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,8 +43,12 @@ class FP8(Quantization):
         """Return the scheme of a module."""
         if role in ("embed_tokens", "lm_head", "router", "shared_expert_gate"):
             return DENSE
-        names = source.spellings(name)
-        return DENSE if any(is_listed(one, self.ignored) for one in names) else self.stored
+        names, stored = source.spellings(name), self.stored
+        if any(is_listed(one, self.ignored) for one in names):
+            return DENSE
+        if isinstance(stored, ChannelFP8) and source.has(f"{name}.weight_scale_inv"):
+            return replace(stored, scale="weight_scale_inv", input_scale="activation_scale")
+        return stored
 
 
 def read(fields: Fields) -> FP8:

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from greedy_models import COMMON
+from safetensors.torch import load_file, save_file
 from tiny.model import all_tiny
 from tiny_answers import ask, assert_agrees, draw_prompts, serve
 
@@ -14,6 +15,7 @@ from kiln.engine.errors import ModelError
 from kiln.engine.layers.query_scale import QueryScaling
 from kiln.engine.models.registry import read_model
 
+INSIDE = "language_model.model.layers.1.self_attn.k_proj.weight"
 WRAPPER = {"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5.0}
 
@@ -40,6 +42,19 @@ def test_the_type_of_the_text_decides_what_is_served(read):
     for text in ({}, {"model_type": "llama"}):
         with pytest.raises(ModelError, match=r"model_type is .*Kiln serves ministral3, mistral"):
             read({**WRAPPER, "text_config": {**COMMON, **text}})
+
+
+def test_an_error_names_a_tensor_as_the_files_do(tmp_path):
+    all_tiny()["mistral3"].save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[INSIDE] = tensors[INSIDE].to(torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"qkv_proj: tensor {INSIDE} is torch.int32"):
+        serve(tmp_path)
+    del tensors[INSIDE]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf" tensor {INSIDE} is missing"):
+        serve(tmp_path)
 
 
 def test_queries_are_scaled_by_the_original_length(read):

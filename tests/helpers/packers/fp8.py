@@ -38,13 +38,18 @@ def pack_blocks(
     return Packed({"weight": codes, suffix: stored}, codes.double() * each)
 
 
-def pack_tensor(weight: torch.Tensor, generator: torch.Generator, static: bool) -> Packed:
-    """Pack with one scale; ``static``: also a scale of the inputs."""
+def pack_tensor(
+    weight: torch.Tensor,
+    generator: torch.Generator,
+    suffix: str = "weight_scale",
+    of_inputs: str = "",
+) -> Packed:
+    """Pack with one scale, in ``suffix``; ``of_inputs``: also one of the inputs."""
     scale = (weight.abs().max() / LARGEST).float()
     codes = fp8_codes(weight / scale.double())
-    tensors = {"weight": codes, "weight_scale": scale}
-    if static:
-        tensors["input_scale"] = (0.01 + 0.01 * (100 * weight[0, 0]).abs() % 0.01).float()
+    tensors = {"weight": codes, suffix: scale}
+    if of_inputs:
+        tensors[of_inputs] = (0.01 + 0.01 * (100 * weight[0, 0]).abs() % 0.01).float()
     return Packed(tensors, codes.double() * scale.double())
 
 
@@ -59,9 +64,9 @@ def round_rows(x: torch.Tensor, module: Packed) -> torch.Tensor:
     return fp8_codes(x / scale).double() * scale
 
 
-def round_static(x: torch.Tensor, module: Packed) -> torch.Tensor:
+def round_static(x: torch.Tensor, module: Packed, of_inputs: str = "input_scale") -> torch.Tensor:
     """Round with the module's scale of the inputs."""
-    scale = module.tensors["input_scale"].double()
+    scale = module.tensors[of_inputs].double()
     return fp8_codes(x / scale).double() * scale
 
 
@@ -74,13 +79,19 @@ PACKERS = [
     Packer(
         "fp8-tensor",
         {**_TENSOR, "activation_scheme": "dynamic"},
-        partial(pack_tensor, static=False),
+        pack_tensor,
         round_rows,
     ),
     Packer(
         "fp8-static",
         {**_TENSOR, "activation_scheme": "static"},
-        partial(pack_tensor, static=True),
+        partial(pack_tensor, of_inputs="input_scale"),
         round_static,
+    ),
+    Packer(
+        "fp8-static-transformers",
+        {**_TENSOR, "activation_scheme": "static", "dequantize": False},
+        partial(pack_tensor, suffix="weight_scale_inv", of_inputs="activation_scale"),
+        partial(round_static, of_inputs="activation_scale"),
     ),
 ]
