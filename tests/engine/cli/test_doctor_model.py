@@ -15,6 +15,7 @@ from depth import at_depth
 from packers.packer import all_packers
 from quantised_folders import families_of
 from safetensors.torch import load_file, save_file
+from tiny.model import all_tiny
 
 from kiln.engine.cli.doctor_model import examine_model
 from kiln.engine.cli.memory_plan import plan_on_gpus
@@ -169,6 +170,13 @@ def test_the_plan_shares_weights_and_heads(tmp_path):
     assert 1.9 < two.pool_tokens / one.pool_tokens < 2.1
     assert one.fits
     assert not plan_on_gpus(config, one.weight_bytes, 1).pool_tokens
+
+
+def test_the_length_is_told_from_which_on_longrope_is_another(tmp_path):
+    all_tiny()["phi4-mini"].save(tmp_path)
+    (told,) = rows(tmp_path)["Long requests"]
+    assert "that may exceed 26 tokens" in told
+    assert broken(tmp_path) == []
 
 
 def test_the_command_prints_a_table_or_json_and_returns_1_for_a_problem(kiln, demo):
