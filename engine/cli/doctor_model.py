@@ -68,6 +68,9 @@ def _config(folder: Path, family: Family, config: HFConfig) -> list[Finding]:
         ("Context", f"{config.max_positions:,} tokens"),
         ("LM head", "tied to the embedding" if config.tie_word_embeddings else "its own"),
     ]
+    if start := config.long_start(config.max_positions):
+        told = f"another for requests that may exceed {start:,} tokens, by prompt plus max_tokens"
+        rows.append(("Long requests", f"longrope has two rotary tables, {told}"))
     if config.traits.experts is not None:
         rows.append(("Experts", _experts(config)))
     rows.append(("Quantisation", config.quantization.method or "none"))

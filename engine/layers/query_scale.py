@@ -27,7 +27,10 @@ class QueryScaling:
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """``table`` [max_model_len, 1] in the dtype of the queries: see QueryScaling."""
+    """``table`` [num_rows, 1] in the dtype of the queries: see QueryScaling.
+
+    Positions are rows of rotary tables, so it has as many: see Rotary.
+    """
 
     table: torch.Tensor
 

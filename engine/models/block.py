@@ -20,8 +20,8 @@ class Block(Protocol):
     def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
         """Add x to the residual in place, and return what the next layer is to add.
 
-        positions: [num_tokens]; x, residual: [num_tokens, hidden_size]. So that a norm can add what
-        it reads, each sum waits for the norm behind it.
+        positions: [num_tokens], rows of rotary tables; x, residual: [num_tokens, hidden_size]. So
+        that a norm can add what it reads, each sum waits for the norm behind it.
         """
 
 

@@ -125,6 +125,8 @@ class Builder:
     def query_scale(self, scaling: QueryScaling) -> QueryScale:
         """Return what scales queries by their position, the same one for the same config."""
         if scaling not in self._query_scales:
+            start = self.config.long_start(self._max_model_len)
             table = scaling.table(self._max_model_len, self.parameters.dtype)
+            table = torch.cat((table[:start], table))  # the rows of rotary tables
             self._query_scales[scaling] = QueryScale(table.to(self._device))
         return self._query_scales[scaling]

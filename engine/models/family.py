@@ -28,7 +28,10 @@ class Model(Protocol):
         """The attention layers, in the order of their index."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the final hidden states [num_tokens, hidden_size]."""
+        """Return the final hidden states [num_tokens, hidden_size].
+
+        A position is a row of rotary tables: see layers/rotary.py.
+        """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""

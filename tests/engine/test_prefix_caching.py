@@ -77,7 +77,7 @@ def test_tokens_do_not_depend_on_caching(fake_runner):
             "max_num_batched_tokens": chance.choice([4, 17, 2048]),
             "overlap": chance.random() < 0.7,
         }
-        pool["long_start"] = chance.choice([0, 30])
+        pool["long_start"] = chance.choice([0, 0, 30])
         capacity = pool["num_blocks"] * pool["block_size"]
         arrivals = [one for one in arrivals if len(one[2].prompt_token_ids) <= capacity]
         wanted = run(make_core(fake_runner(**pool), caching=False, **flags), arrivals)

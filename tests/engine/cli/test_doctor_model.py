@@ -181,6 +181,13 @@ def test_the_plan_shares_weights_and_heads(tmp_path):
     assert not plan_on_gpus(config, one.weight_bytes, 1).pool_tokens
 
 
+def test_the_length_is_told_from_which_on_longrope_is_another(tmp_path):
+    all_tiny()["phi4-mini"].save(tmp_path)
+    (told,) = rows(tmp_path)["Long requests"]
+    assert "that may exceed 26 tokens" in told
+    assert broken(tmp_path) == []
+
+
 def test_the_command_prints_a_table_or_json_and_returns_1_for_a_problem(kiln, demo):
     result = kiln("doctor", str(demo), COLUMNS="200")
     assert result.returncode == 0

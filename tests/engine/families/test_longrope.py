@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from depth import at_depth
+from tiny.model import Tiny
+from tiny.phi3 import LONGROPE, by_longest
 from tiny_answers import EXACT, draw_prompts, serve
 
 from kiln import SamplingParams
@@ -114,3 +116,16 @@ def test_penalties_count_the_tokens_of_long_requests(made):
     (output,) = serve(folder).generate([prompt], [params])
     assert len(set(output.outputs[0].token_ids)) > 6
     check(logits, prompt, params, output)
+
+
+@pytest.mark.parametrize(
+    ("config", "rope"), [("Llama", {}), ("Ministral3", {"llama_4_scaling_beta": 0.4})]
+)
+def test_other_families_have_longrope_too(tmp_path, config, rope):
+    """Where queries grow with their position, that of a long request is its position as well."""
+    rope = {**LONGROPE["rope_parameters"], **rope, "original_max_position_embeddings": LONGEST}
+    fields = {**LONGROPE, "rope_parameters": rope, "head_dim": 16}
+    one = Tiny("own", f"{config}Config", fields, logits=by_longest)
+    model = one.save(tmp_path)
+    with torch.inference_mode():
+        mixed(serve(tmp_path), lambda ids, total: one.logits(model, ids, total))
