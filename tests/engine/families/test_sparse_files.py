@@ -1,0 +1,79 @@
+"""Files of models with experts: gpt-oss in MXFP4, and layers that predict more tokens at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from depth import at_depth
+from packers.mxfp4 import PACKERS
+from safetensors.torch import load_file, save_file
+from tiny.model import all_tiny
+from tiny_answers import ask, assert_agrees, draw_prompts, serve
+
+from kiln.engine.errors import ModelError
+
+(MXFP4,) = PACKERS
+GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
+
+
+@torch.no_grad()
+def pack_experts(model, folder):
+    """Store a gpt-oss as it was published, and let transformers' model have the same weights."""
+    generator, made = torch.Generator(), {}
+    for index, layer in enumerate(model.model.layers):
+        experts = layer.mlp.experts
+        for expert in range(experts.num_experts):
+            both = experts.gate_up_proj[expert].T
+            for name, values in (
+                ("gate_proj", both[::2]),
+                ("up_proj", both[1::2]),
+                ("down_proj", experts.down_proj[expert].T),
+            ):
+                packed = MXFP4.pack(values.double(), generator)
+                values.copy_(packed.weight)
+                made[f"model.layers.{index}.mlp.experts.{expert}.{name}"] = packed
+    (path,) = folder.glob("*.safetensors")
+    rest = {
+        name: one for name, one in load_file(path).items()
+        if not name.endswith(("gate_up_proj", "down_proj"))
+    }  # fmt: skip
+    save_file(rest | MXFP4.stored(made), path)
+    config = folder / "config.json"
+    content = json.loads(config.read_text()) | {"quantization_config": dict(MXFP4.config)}
+    config.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("env", at_depth([{}], [{}, GRAPHS, {"KILN_CPU_KERNELS": "host"}]))
+def test_gpt_oss_answers_from_its_published_form(tmp_path, environment, env):
+    one = all_tiny()["gpt-oss-published"]
+    one = replace(one, fields={**one.fields, "hidden_size": 64, "intermediate_size": 96})
+    model = one.save(tmp_path)
+    pack_experts(model, tmp_path)
+
+    def logits(token_ids, total):
+        with torch.inference_mode():
+            return one.logits(model, token_ids, total)
+
+    environment(**env)
+    llm = serve(tmp_path, max_num_batched_tokens=48, cuda_graph_bs=[1, 8])
+    assert llm.core.runner.loaded.hf.quantization.method == "mxfp4"
+    assert_agrees(logits, ask(llm, draw_prompts((3, 26, 17)), whole=True))
+
+
+@pytest.mark.parametrize(("name", "own"), [("glm4-moe", "eh_proj"), ("ernie4_5-moe", "mtp")])
+def test_layers_that_predict_more_tokens_are_left_out(made, tmp_path, name, own):
+    folder, logits = made(name)
+    (path,) = folder.glob("*.safetensors")
+    tensors, layers = load_file(path), all_tiny()[name].fields["num_hidden_layers"]
+    more = {"eh_proj": f"model.layers.{layers}.eh_proj.weight", "mtp": "model.mtp_block.0.weight"}
+    for file in ("config.json",):
+        (tmp_path / file).write_text((folder / file).read_text())
+    save_file({**tensors, more[own]: torch.ones(3)}, tmp_path / path.name)
+    assert_agrees(logits, ask(serve(tmp_path), draw_prompts((9,))))
+    stray = f"model.layers.{layers - 1}.eh_proj.weight"
+    save_file({**tensors, stray: torch.ones(3)}, tmp_path / path.name)
+    with pytest.raises(ModelError, match=stray):
+        serve(tmp_path)
