@@ -81,7 +81,7 @@ def test_some_layers_have_experts(read):
     assert layers("glm4-moe", first_k_dense_replace=2) == (False, False, True)
     assert layers("llama4", moe_layers=None) == (False, True, False, True)
     assert layers("llama4", moe_layers=[]) == (False,) * 4
-    assert layers("ernie4_5-moe") == (False, True, True, True)
+    assert layers("ernie4_5-moe") == (False, True, True)
     last = {"moe_layer_start_index": 0, "moe_layer_end_index": 1}
-    assert layers("ernie4_5-moe", **last) == (True, True, False, False)
-    assert layers("ernie4_5-moe", moe_layer_interval=2) == (False, True, False, True)
+    assert layers("ernie4_5-moe", **last) == (True, True, False)
+    assert layers("ernie4_5-moe", moe_layer_interval=2) == (False, True, False)

@@ -7,7 +7,7 @@ from typing import Any
 from tiny.model import ATTENTION, Tiny
 
 SPARSE = {
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "moe_num_experts": 6,
     "moe_k": 2,
     "moe_intermediate_size": 28,
@@ -41,7 +41,7 @@ MODELS = [
     Tiny(
         "ernie4_5-moe-some-layers", "Ernie4_5_MoeConfig",
         {
-            **SPARSE, "moe_layer_start_index": 0, "moe_layer_end_index": 2,
+            **SPARSE, "moe_layer_start_index": 0, "moe_layer_end_index": 1,
             "moe_layer_interval": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False,
         },
         targets=ATTENTION,

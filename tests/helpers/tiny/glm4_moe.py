@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiny.model import ATTENTION, DENSE, Tiny
+from tiny.model import ATTENTION, Tiny
 
 SIZES = {
     "num_hidden_layers": 3,
@@ -36,7 +36,7 @@ def published(content: dict[str, Any]) -> None:
 
 
 MODELS = [
-    Tiny("glm4-moe", "Glm4MoeConfig", SIZES, sparse, targets=DENSE),
+    Tiny("glm4-moe", "Glm4MoeConfig", SIZES, sparse, targets=ATTENTION),
     Tiny(
         "glm4-moe-published", "Glm4MoeConfig",
         {
