@@ -110,11 +110,14 @@ class TextWeights(RenamedWeights):
 
     def __init__(self, source: Weights) -> None:
         super().__init__(source)
+        older = f"{self._INSIDE}model."
+        self._is_older = any(name.startswith(older) for name in source.names)
         for name in source.names:
             if not name.startswith((self._INSIDE, self._BEHIND, "lm_head.")):
                 source.ignore(name)
 
     def stored(self, name: str) -> Sequence[str]:
-        """Return the names under which released files have a tensor."""
+        """Return the names under which released files have a tensor, this file's kind last."""
         inner = name.removeprefix("model.")
-        return [self._INSIDE + name, name if inner == name else self._BEHIND + inner]
+        places = [self._INSIDE + name, name if inner == name else self._BEHIND + inner]
+        return places[::-1] if self._is_older else places

@@ -102,6 +102,7 @@ FAMILY = Family(
         "boi_token_index": 200_080,
         "eoi_token_index": 200_081,
     },
+    ignored=("cache_implementation",),
     names={"intermediate_size": "intermediate_size_mlp", "expert_size": "intermediate_size"},
     keys={
         "vocab_size": 202_048,

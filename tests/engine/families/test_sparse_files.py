@@ -1,4 +1,4 @@
-"""Files of models with experts: gpt-oss in MXFP4, and layers that predict more tokens at once."""
+"""Files of models with experts: gpt-oss in MXFP4, layers that predict more tokens, missing ones."""
 
 from __future__ import annotations
 
@@ -69,11 +69,25 @@ def test_layers_that_predict_more_tokens_are_left_out(made, tmp_path, name, own)
     (path,) = folder.glob("*.safetensors")
     tensors, layers = load_file(path), all_tiny()[name].fields["num_hidden_layers"]
     more = {"eh_proj": f"model.layers.{layers}.eh_proj.weight", "mtp": "model.mtp_block.0.weight"}
-    for file in ("config.json",):
-        (tmp_path / file).write_text((folder / file).read_text())
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     save_file({**tensors, more[own]: torch.ones(3)}, tmp_path / path.name)
     assert_agrees(logits, ask(serve(tmp_path), draw_prompts((9,))))
     stray = f"model.layers.{layers - 1}.eh_proj.weight"
     save_file({**tensors, stray: torch.ones(3)}, tmp_path / path.name)
     with pytest.raises(ModelError, match=stray):
         serve(tmp_path)
+
+
+def test_a_missing_tensor_of_a_wrapped_model_has_the_name_of_its_neighbours(made, tmp_path):
+    folder, _ = made("llama4-wrapped")
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    inside, behind = "language_model.model.", "model.language_model."
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    for prefix in (inside, behind):
+        own = {name.replace(inside, prefix): one for name, one in tensors.items()}
+        missing = f"{prefix}layers.3.feed_forward.experts.down_proj"
+        del own[missing]
+        save_file(own, tmp_path / path.name)
+        with pytest.raises(ModelError, match=f"tensor {missing} is missing"):
+            serve(tmp_path)

@@ -17,9 +17,9 @@ SIZES = {
     "attention_chunk_size": 7,
     "floor_scale": 6,
 }
-LLAMA3 = {
+LLAMA3 = {  # with equal factors, as in the files of Scout
     "rope_type": "llama3", "rope_theta": 700.0, "factor": 4.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    "high_freq_factor": 1.0, "original_max_position_embeddings": 32,
 }  # fmt: skip
 YARN = {
     "rope_type": "yarn", "rope_theta": 700.0, "factor": 4.0,
@@ -52,7 +52,7 @@ def published(content: dict[str, Any]) -> None:
     rope = text.pop("rope_parameters")
     text.update(
         rope_theta=rope.pop("rope_theta"), rope_scaling=rope, attn_temperature_tuning=4,
-        no_rope_layers=[], for_llm_compressor=False,
+        no_rope_layers=[], cache_implementation="hybrid",
     )  # fmt: skip
     del text["layer_types"], text["moe_layers"]
 
