@@ -13,6 +13,7 @@ from kiln.engine.errors import ModelError
 from kiln.engine.kv.shape import Window
 from kiln.engine.layers.query_scale import QueryScaling
 from kiln.engine.models.registry import read_model
+from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
 
 @pytest.fixture
@@ -72,6 +73,18 @@ def test_layers_without_rotation_have_growing_queries_and_see_everything(read):
     assert not any(read("llama4", attn_temperature_tuning=0).query_scalings)
     assert growing.table(3, torch.bfloat16).dtype == torch.float32
     assert replace(growing, rounds=True).table(3, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_yarn_is_the_default_of_gpt_oss_alone_where_nothing_is_said(read):
+    def scaling(**rope):
+        return read("gpt-oss", **rope).rope.scaling
+
+    yarn = RopeScaling("yarn", 32.0, 4096, truncate=False)
+    older = {"rope_type": "linear", "factor": 2.0}
+    assert scaling(rope_parameters=None) == yarn
+    assert scaling(rope_parameters=None, rope_scaling={}) == yarn
+    assert scaling(rope_parameters={}) is None
+    assert scaling(rope_parameters=None, rope_scaling=older) == RopeScaling("linear", 2.0)
 
 
 def test_some_layers_have_experts(read):

@@ -14,6 +14,7 @@ from tiny.model import all_tiny
 from tiny_answers import ask, assert_agrees, draw_prompts, serve
 
 from kiln.engine.errors import ModelError
+from kiln.engine.models.registry import read_model
 
 (MXFP4,) = PACKERS
 GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
@@ -80,6 +81,7 @@ def test_layers_that_predict_more_tokens_are_left_out(made, tmp_path, name, own)
 
 def test_a_missing_tensor_of_a_wrapped_model_has_the_name_of_its_neighbours(made, tmp_path):
     folder, _ = made("llama4-wrapped")
+    assert read_model(folder)[1].image_token_ids == {0, 1, 2}
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
     inside, behind = "language_model.model.", "model.language_model."
