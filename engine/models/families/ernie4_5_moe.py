@@ -72,7 +72,7 @@ FAMILY = Family(
     block=Block,
     model_type="ernie4_5_moe",
     names={"num_experts_per_tok": "moe_k"},
-    unused=r"model\.mtp_.*",  # which predicts more tokens at once
+    unused=r".*mtp.*",  # layers that predict more tokens at once
     ignored=("moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"),
     keys={
         "max_position_embeddings": 131_072,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 from depth import at_depth
-from packers.mxfp4 import PACKERS
+from packed_gpt_oss import save_packed
 from safetensors.torch import load_file, save_file
 from tiny.model import all_tiny
 from tiny_answers import ask, assert_agrees, draw_prompts, serve
@@ -16,48 +13,12 @@ from tiny_answers import ask, assert_agrees, draw_prompts, serve
 from kiln.engine.errors import ModelError
 from kiln.engine.models.registry import read_model
 
-(MXFP4,) = PACKERS
 GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
-
-
-@torch.no_grad()
-def pack_experts(model, folder):
-    """Store a gpt-oss as it was published, and let transformers' model have the same weights."""
-    generator, made = torch.Generator(), {}
-    for index, layer in enumerate(model.model.layers):
-        experts = layer.mlp.experts
-        for expert in range(experts.num_experts):
-            both = experts.gate_up_proj[expert].T
-            for name, values in (
-                ("gate_proj", both[::2]),
-                ("up_proj", both[1::2]),
-                ("down_proj", experts.down_proj[expert].T),
-            ):
-                packed = MXFP4.pack(values.double(), generator)
-                values.copy_(packed.weight)
-                made[f"model.layers.{index}.mlp.experts.{expert}.{name}"] = packed
-    (path,) = folder.glob("*.safetensors")
-    rest = {
-        name: one for name, one in load_file(path).items()
-        if not name.endswith(("gate_up_proj", "down_proj"))
-    }  # fmt: skip
-    save_file(rest | MXFP4.stored(made), path)
-    config = folder / "config.json"
-    content = json.loads(config.read_text()) | {"quantization_config": dict(MXFP4.config)}
-    config.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("env", at_depth([{}], [{}, GRAPHS, {"KILN_CPU_KERNELS": "host"}]))
 def test_gpt_oss_answers_from_its_published_form(tmp_path, environment, env):
-    one = all_tiny()["gpt-oss-published"]
-    one = replace(one, fields={**one.fields, "hidden_size": 64, "intermediate_size": 96})
-    model = one.save(tmp_path)
-    pack_experts(model, tmp_path)
-
-    def logits(token_ids, total):
-        with torch.inference_mode():
-            return one.logits(model, token_ids, total)
-
+    logits = save_packed(tmp_path)
     environment(**env)
     llm = serve(tmp_path, max_num_batched_tokens=48, cuda_graph_bs=[1, 8])
     assert llm.core.runner.loaded.hf.quantization.method == "mxfp4"
