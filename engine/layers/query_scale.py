@@ -14,20 +14,22 @@ class QueryScaling:
     beta: float
     period: int
     shift: int = 0
+    rounds: bool = True  # the factor to the dtype of the queries, before it multiplies them
 
     def table(self, max_model_len: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the factor of every position, [max_model_len, 1] on the CPU.
 
-        It is computed in float32 and rounded to the dtype of the queries, as in transformers.
+        It is computed in float32 and, if it ``rounds``, rounded to the dtype of the queries.
         """
         positions = torch.arange(self.shift, self.shift + max_model_len)
         steps = torch.floor(positions / self.period)
-        return (1 + self.beta * torch.log(1 + steps)).to(dtype).unsqueeze(1)
+        factors = (1 + self.beta * torch.log(1 + steps)).unsqueeze(1)
+        return factors.to(dtype) if self.rounds else factors
 
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """``table`` [num_rows, 1] in the dtype of the queries: see QueryScaling.
+    """``table`` [num_rows, 1]: see QueryScaling.
 
     Positions are rows of rotary tables, so it has as many: see Rotary.
     """

@@ -98,6 +98,11 @@ class Builder:
         """Build one norm over ``size`` dimensions, or its weights for the rank's share of them."""
         return RMSNorm(self.parameters.tensor(f"{name}.weight", size), *self._norm_form())
 
+    def unit_norm(self, size: int) -> RMSNorm:
+        """Build a norm without a weight."""
+        weight = torch.ones(size, dtype=self.parameters.dtype, device=self._device)
+        return RMSNorm(weight, self.config.norm_eps)
+
     def stream_norm(self, name: str) -> StreamNorm | StreamLayerNorm:
         """Build a norm of the residual stream."""
         kind, size, eps = self.config.traits.norm, self.config.hidden_size, self.config.norm_eps

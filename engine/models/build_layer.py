@@ -90,6 +90,19 @@ class LayerBuilder:
         norm, order = self._build.norm(name, size), self._order(num_heads)
         return replace(norm, weight=norm.weight[list(order)]) if order else norm
 
+    def _head_norms(self, prefix: str, *, rotates: bool) -> tuple[RMSNorm | None, RMSNorm | None]:
+        """Build the norms over each head of queries and of keys."""
+        size, kind = self._build.shape.head_dim, self.traits.qk_norm
+        if kind is QKNorm.HEAD_WITHOUT_WEIGHT and rotates:
+            norm = self._build.unit_norm(size)
+            return norm, norm
+        if kind is not QKNorm.HEAD:
+            return None, None
+        return (
+            self._ordered_norm(f"{prefix}q_norm", size, 1),
+            self._ordered_norm(f"{prefix}k_norm", size, 1),
+        )
+
     def _projection_norm(self, prefix: str, query: Share, key: Share) -> ProjectionNorm | None:
         """Build the norms over the queries and keys of all heads, of which ranks have some."""
         if self.traits.qk_norm is not QKNorm.PROJECTION:
@@ -108,18 +121,14 @@ class LayerBuilder:
 
     def _attention_layer(self, prefix: str, heads: Share) -> AttentionLayer:
         build, rope = self._build, self._build.config.ropes[self._layer]
-        query_norm = key_norm = sinks = None
-        if self.traits.qk_norm is QKNorm.HEAD:
-            query_norm = self._ordered_norm(f"{prefix}q_norm", build.shape.head_dim, 1)
-            key_norm = self._ordered_norm(f"{prefix}k_norm", build.shape.head_dim, 1)
+        sinks = None
         if self.traits.sinks:
             sinks = build.parameters.tensor(f"{prefix}sinks", heads, dtype=torch.float32)
         layer = AttentionLayer(
             self._layer,
             build.shape,
             None if rope is None else build.rotary(rope),
-            query_norm,
-            key_norm,
+            *self._head_norms(prefix, rotates=rope is not None),
             *read_kv_scales(build.weights, prefix, build.kv_dtype),
             scale=self.traits.scale,
             soft_cap=build.config.soft_caps[self._layer],

@@ -58,7 +58,8 @@ class Family:
     which the family is the part for texts, under ``text_config``; they do not read the keys
     ``of_head``. ``image_tokens`` are the keys of a wrapper's config.json for tokens that stand for
     images, with transformers' defaults. ``unused`` is a regular expression of tensors that the
-    model leaves out. ``model_type`` in config.json stands for a missing list of architectures.
+    model leaves out; with a group ``layer``, only those of layers behind the last. ``model_type``
+    in config.json stands for a missing list of architectures.
     """
 
     architectures: tuple[str, ...]

@@ -25,6 +25,7 @@ class QKNorm(Enum):
 
     NONE = "none"
     HEAD = "over each head"
+    HEAD_WITHOUT_WEIGHT = "the same without a weight, in layers that rotate"
     PROJECTION = "over all heads together"
 
 

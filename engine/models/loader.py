@@ -66,7 +66,8 @@ def load_model(  # noqa: PLR0913 (see Builder)
 def as_asked_for(family: Family, config: HFConfig, weights: Weights) -> Weights:
     """Return a source with the names that the family's layers ask for."""
     for name in weights.names if family.unused else ():
-        if re.fullmatch(family.unused, name):
+        found = re.fullmatch(family.unused, name)
+        if found and int(found.groupdict().get("layer", config.num_layers)) >= config.num_layers:
             weights.ignore(name)
     if config.wrapped:
         weights = TextWeights(weights)

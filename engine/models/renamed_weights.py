@@ -120,7 +120,8 @@ class TextWeights(RenamedWeights):
 
     def __init__(self, source: Weights) -> None:
         super().__init__(source)
-        self._is_older = any(name.startswith(self._INSIDE) for name in source.names)
+        older = f"{self._INSIDE}model."
+        self._is_older = any(name.startswith(older) for name in source.names)
         for name in source.names:
             if not name.startswith((self._INSIDE, self._BEHIND, "lm_head.")):
                 source.ignore(name)

@@ -1,4 +1,4 @@
-"""Sliding windows of the families that support them."""
+"""What config.json says of each layer's attention: windows, chunks, and whether it rotates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kiln.engine.kv.shape import Window
 from kiln.engine.models.fields import Fields
 
 Windows = tuple[Window | None, ...]  # one per layer; empty: no windows
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 _OLDER = MappingProxyType({"attention": FULL, "mamba": "linear_attention"})  # by transformers 5
 
 
@@ -68,13 +68,46 @@ def _sliding_window(fields: Fields) -> Window | None:
     return None if size is None else Window(size)
 
 
+def chunks(fields: Fields, kinds: Sequence[str]) -> Windows:
+    """Return ``attention_chunk_size`` for the layers whose kind is ``chunked_attention``.
+
+    Raises ModelError if there are such layers, but no size.
+    """
+    size = fields.optional_count("attention_chunk_size")
+    if size is None and CHUNKED in kinds:
+        raise fields.error("attention_chunk_size", f"but layers are {CHUNKED}: want their chunk")
+    window = None if size is None else Window(size, chunked=True)
+    return tuple(window if kind == CHUNKED else None for kind in kinds)
+
+
+def rotating_layers(fields: Fields) -> list[bool]:
+    """Return which layers rotate: in ``no_rope_layers`` a 1 says that a layer does.
+
+    Without a list, every layer does but each ``no_rope_layer_interval``-th. Raises ModelError.
+    """
+    layers = fields.count("num_hidden_layers")
+    listed = fields.counts("no_rope_layers")
+    if not listed:
+        every = fields.count("no_rope_layer_interval")
+        return [(layer + 1) % every != 0 for layer in range(layers)]
+    if len(listed) < layers or not {*listed} <= {0, 1}:
+        raise fields.error("no_rope_layers", f"want 0 or 1 for each of {layers} layers")
+    return [one == 1 for one in listed[:layers]]
+
+
+def _kind(window: Window | None) -> str:
+    if window is None:
+        return FULL
+    return CHUNKED if window.chunked else SLIDING
+
+
 def check_layer_types(fields: Fields, windows: Windows) -> None:
     """Check that ``layer_types``, if present, agrees with the windows. Raises ModelError."""
     num_layers = fields.count("num_hidden_layers")
-    kinds = [FULL if window is None else SLIDING for window in windows] or [FULL] * num_layers
+    kinds = [_kind(window) for window in windows] or [FULL] * num_layers
     if "layer_types" in fields and (_kinds(fields) != kinds or len(kinds) != num_layers):
         raise fields.error(
             "layer_types",
-            f"want {FULL} or {SLIDING} for each of {num_layers} layers, in agreement with the "
-            "window fields",
+            f"want {FULL}, {SLIDING} or {CHUNKED} for each of {num_layers} layers, in agreement "
+            "with the window fields",
         )

@@ -35,7 +35,7 @@ def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
     bias = fields.flag("attention_bias")
     kinds = layer_kinds(fields, lambda layer: FULL if layer % 2 else SLIDING, SLIDING, FULL)
-    if not (fields.group("rope_parameters") or fields.group("rope_scaling")):
+    if "rope_parameters" not in fields and not fields.group("rope_scaling"):
         fields = fields.replaced("rope_parameters", _YARN)
     return Traits(
         qkv_bias=bias,

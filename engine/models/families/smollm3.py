@@ -10,12 +10,19 @@ from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import Traits, read_head_dim
 from kiln.engine.models.rope_config import read_rope
-from kiln.engine.models.windows import FULL, SLIDING, Windows, layer_kinds, sliding_windows
+from kiln.engine.models.windows import (
+    FULL,
+    SLIDING,
+    Windows,
+    layer_kinds,
+    rotating_layers,
+    sliding_windows,
+)
 
 
 def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
-    bias, rotates = fields.flag("attention_bias"), _rotating(fields)
+    bias, rotates = fields.flag("attention_bias"), rotating_layers(fields)
     rope = read_rope(fields, read_head_dim(fields))
     return Traits(
         qkv_bias=bias,
@@ -24,18 +31,6 @@ def traits(fields: Fields) -> Traits:
         windows=_windows(fields, rotates),
         ropes=tuple(rope if one else None for one in rotates),
     )
-
-
-def _rotating(fields: Fields) -> list[bool]:
-    """Return which layers rotate: in ``no_rope_layers`` a 1 says that a layer does."""
-    layers = fields.count("num_hidden_layers")
-    if "no_rope_layers" not in fields:
-        every = fields.count("no_rope_layer_interval")
-        return [(layer + 1) % every != 0 for layer in range(layers)]
-    listed = fields.counts("no_rope_layers")
-    if len(listed) < layers or not {*listed} <= {0, 1}:
-        raise fields.error("no_rope_layers", f"want 0 or 1 for each of {layers} layers")
-    return [one == 1 for one in listed[:layers]]
 
 
 def _windows(fields: Fields, rotates: list[bool]) -> Windows:

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 from depth import at_depth
+from packed_gpt_oss import save_packed
 from tiny.model import all_tiny
 from tiny_adapters import adapt, check
 from tiny_answers import ask, assert_agrees, draw_prompts
@@ -36,3 +37,8 @@ def test_ranks_answer_as_transformers(saved, llm_of, name):
 def test_adapters_of_ranks_are_pefts(tmp_path, llm_of, name):
     folder, adapters, logits = adapt(name, tmp_path)
     check(llm_of(folder, 2, lora_modules=adapters, max_loras=2), logits)
+
+
+def test_ranks_share_the_blocks_of_gpt_oss_in_mxfp4(tmp_path, llm_of):
+    logits = save_packed(tmp_path)
+    assert_agrees(logits, ask(llm_of(tmp_path, 2), draw_prompts((3, 26)), whole=True))

@@ -5,17 +5,27 @@ A tiny model is stored so, and answers as the model that it was made of.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from packers.packer import all_packers
+from quantised_folders import cases, write
 from safetensors.torch import load_file, save_file
 from tiny.model import all_tiny
 from tiny_answers import ask, assert_agrees, draw_prompts, serve
 
 from kiln.engine.models import registry
+from kiln.engine.models.build import Builder
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.families import qwen3
+from kiln.engine.models.registry import read_model
 from kiln.engine.models.rotary_order import halves_of_pairs
+from kiln.engine.models.safetensors_weights import SafetensorsWeights
+from kiln.engine.models.split import Split
 
 HEAD_DIM = 20
+FORMATS = [name for name, packer in all_packers().items() if packer.packs("model.layers.0.q_proj")]
 
 
 def test_the_even_dimensions_of_a_head_come_first():
@@ -26,8 +36,6 @@ def test_the_even_dimensions_of_a_head_come_first():
 @pytest.fixture
 def interleaved(tmp_path, monkeypatch):
     """A folder, and what transformers computes for it once its pairs are in order."""
-    from dataclasses import replace
-
     one = replace(all_tiny()["qwen3"], fields={"head_dim": HEAD_DIM, "attention_bias": True})
     model = one.save(tmp_path)
     (path,) = tmp_path.glob("*.safetensors")
@@ -57,3 +65,28 @@ def interleaved(tmp_path, monkeypatch):
 def test_answers_are_those_of_pairs_in_halves(interleaved):
     folder, logits = interleaved
     assert_agrees(logits, ask(serve(folder), draw_prompts((3, 17)), whole=True))
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize(("name", "family"), cases(FORMATS))
+def test_weights_of_every_format_are_put_in_order(tmp_path, name, family):
+    made = write(tmp_path, all_packers()[name], family)
+    config = read_model(made.folder)[1]
+
+    def projection(split, interleaved):
+        own = replace(config, traits=replace(config.traits, interleaved=interleaved))
+        source = SafetensorsWeights(made.folder)
+        build = Builder(own, source, 64, torch.float32, torch.device("cpu"), split=split)
+        layer = LayerBuilder(build, 1).attention()
+        qkv = getattr(layer, "layer", layer).qkv
+        every = qkv.weight.dequantized(slice(None), torch.float32)
+        return every, qkv.bias
+
+    for split in (Split(), Split(1, 2, "tp")):
+        stored, ordered = (projection(split, interleaved) for interleaved in (False, True))
+        heads, kv_size = 10 // split.world, 64 // split.world
+        order = list(halves_of_pairs(heads, 32, 32, kv_size))
+        assert order != sorted(order)
+        assert torch.equal(ordered[0], stored[0][order])
+        if stored[1] is not None:
+            assert torch.equal(ordered[1], stored[1][order])
