@@ -5,7 +5,7 @@
     <layer>.mlp.experts.down_proj_blocks     uint8 [experts, hidden, inner / 32, 16]
     <layer>.mlp.experts.down_proj_scales     uint8 [experts, hidden, inner / 32]
 
-A byte holds two inputs, the even one in the low bits.
+A byte holds two inputs, the even one in the low bits. The biases are floats: see fused_experts.py.
 """
 
 from __future__ import annotations
