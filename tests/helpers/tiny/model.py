@@ -60,6 +60,7 @@ class Tiny:
         config = getattr(transformers, self.config)(**{**COMMON, **self.fields, **more})
         make = self.make or transformers.AutoModelForCausalLM.from_config
         model = make(config).float().eval()
+        model.set_attn_implementation("eager")  # others drop soft caps in some versions
         randomise(model, self.small)
         self.prepare(model)
         model.save_pretrained(folder)
