@@ -66,8 +66,6 @@ class Split:
                 f"not a multiple of {self.world}"
             )
         own = size // self.world
-        if self.world == 1:
-            return all_of(size)
         return Share(self.rank * own, own, size, -(-own // multiple) * multiple)
 
     def kv_heads(self, num_kv_heads: int, head_dim: int, name: str) -> Share:

@@ -43,7 +43,7 @@ def called_kernels(
     family, hf = model
     called = [*_STEP, *layer_kernels(family, hf)]
     rotary_dims = {0 if rope is None else rope.dim for rope in hf.ropes}
-    norms = hf.traits.qk_norm is QKNorm.HEAD
+    norms = hf.traits.qk_norm in (QKNorm.HEAD, QKNorm.HEAD_WITHOUT_WEIGHT)
     called += store_kernels(hf.head_dim, rotary_dims, norms, device, needs)
     if config is None:
         called += [*_DRAFTS, *KernelLoRA.kernels, *ChunkedLoRA.kernels]

@@ -28,11 +28,11 @@ def older_sparse(content: dict[str, Any]) -> None:
 
 
 MODELS = [
-    Tiny("ernie4_5", "Ernie4_5Config", {"head_dim": 20, "use_bias": True}),
+    Tiny("ernie4_5", "Ernie4_5Config", {"head_dim": 32, "use_bias": True}),
     Tiny(
         "ernie4_5-older", "Ernie4_5Config",
         {
-            "tie_word_embeddings": False, "num_attention_heads": 6, "head_dim": 12,
+            "tie_word_embeddings": False, "num_attention_heads": 6, "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
         },
         older,

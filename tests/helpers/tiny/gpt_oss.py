@@ -45,7 +45,7 @@ SHORT_YARN = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "truncate": False,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 32,
 }
 MODELS = [
     model("gpt-oss", sparse, num_attention_heads=8, num_key_value_heads=8),

@@ -36,13 +36,7 @@ def wrapped(config: Any) -> Any:
     """Return a model of texts and images around a text config."""
     import transformers
 
-    whole = transformers.Llama4Config(
-        text_config=config.to_dict(),
-        vision_config=VISION,
-        image_token_index=1,
-        boi_token_index=0,
-        eoi_token_index=2,
-    )
+    whole = transformers.Llama4Config(text_config=config.to_dict(), vision_config=VISION)
     return transformers.Llama4ForConditionalGeneration(whole)
 
 
