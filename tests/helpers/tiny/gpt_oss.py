@@ -28,9 +28,9 @@ def published(content: dict[str, Any]) -> None:
 def sparse(content: dict[str, Any]) -> None:
     """Leave out what may be left out."""
     for name in ("rope_parameters", "layer_types", "attention_bias", "swiglu_alpha"):
-        content.pop(name)
+        content.pop(name, None)
     for name in ("num_key_value_heads", "rms_norm_eps", "swiglu_limit", "hidden_act"):
-        content.pop(name)
+        content.pop(name, None)
 
 
 def model(name: str, edit: Any = lambda content: None, **fields: Any) -> Tiny:
