@@ -51,7 +51,7 @@ def check_tokens(
                 f"{name} has token id {wrong}, but the vocabulary is 0 to {vocab_size - 1}", name
             )
     images = {*image_token_ids}
-    if not images.isdisjoint(new.prompt_token_ids):
+    if images and not images.isdisjoint(new.prompt_token_ids):  # else it would read all of them
         at, token = next((i, one) for i, one in enumerate(new.prompt_token_ids) if one in images)
         raise RequestError(
             f"prompt has token id {token} at position {at}, which stands for an image: Kiln serves "
