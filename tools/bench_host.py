@@ -126,7 +126,7 @@ def _new_core(rows: int, context: int) -> Any:
     class Runner:
         device_type, max_model_len, num_blocks = "cuda", longest, blocks
         vocab_size, adapter_store, limits, host_blocks = VOCABULARY, None, None, None
-        embedder = None
+        embedder, long_start, image_token_ids = None, 0, frozenset[int]()
 
         def __init__(self) -> None:
             self._rows = Rows(rows)

@@ -14,7 +14,8 @@ ATTENTION_FAMILIES = ("attention_decode", "attention_prefill")
 def kernels_can_attend(needs: Needs, block_size: int) -> bool:
     """Return whether paged kernels support a model; if not, torch's operations run it.
 
-    They support some dtypes and head_dims, with a soft cap fewer of them, and blocks of 16 tokens.
+    They read blocks of 16 tokens, and exist for some dtypes and head_dims. With a soft cap, they
+    exist for fewer of these.
     Raises ConfigError if a toggle asks for a kernel that does not support the model.
     """
     can = True

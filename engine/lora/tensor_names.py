@@ -11,8 +11,8 @@ from typing import NamedTuple
 from kiln.engine.errors import ModelError
 
 _PREFIX, _BODY = "base_model.model.", "model."
-# What the names of the text model begin with in a model of texts and images, by the versions of
-# transformers, and what stands there in the text model alone.
+# How names of tensors begin in a model of texts and images, in several versions of transformers,
+# and how the same names begin in the text model alone.
 _INSIDE = (
     ("language_model.model.", _BODY),
     ("language_model.lm_head", "lm_head"),

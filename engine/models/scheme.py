@@ -198,8 +198,6 @@ def fill_shares(
     """
     dtype = weights.dtype(name)
     if dtype not in FLOATS:
-        module, _, suffix = name.rpartition(".")
-        name = f"{weights.module(module)}.{suffix}"
         raise ModelError(
             f"{layer}: tensor {weights.stored_name(name)} is {dtype}, but config.json has no "
             f"quantization_config for it: want one of {', '.join(map(str, FLOATS))}"

@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# The load of the LoRA adapter, 0 for the base model; the cache salt; the start in the rotary table.
+# What requests must have in common to share blocks: the number of the load of their LoRA adapter (0
+# for the base model), the cache salt, and the row where their part of the rotary table begins.
 Root = tuple[int, str | None, int]
 Key = tuple[int | Root, bytes]  # a block: the uid of its parent, or a root, and its tokens' bytes
 

@@ -1,5 +1,5 @@
 // out[r, i] = g * sigmoid(alpha * g) * (u + 1), where g = min(x[r, i], limit) and u = x[r, d + i]
-// clamped to -limit .. limit      x: [rows, 2d], out: [rows, d], rows may be strided
+// clamped to [-limit, limit]      x: [rows, 2d], out: [rows, d], rows may be strided
 // The activation of gpt-oss. Any number of rows, any d, any alignment. Work split: see pieces.cuh.
 // Compile-time parameters (jit_kernels/ops/activation/spec.py): SCALAR_T.
 #include "activation/pieces.cuh"

@@ -86,12 +86,14 @@ def test_the_codes_are_the_same_on_any_number_of_ranks(floats, family, world):
         return codes, [part.scales for part in parts]
 
     for layer in range(2):
-        blocks, place = [model.blocks[layer] for model in models], f"model.layers.{layer}."
+        place, of_layer = f"model.layers.{layer}.", [model.blocks[layer] for model in models]
+        attention = [getattr(block.attention, "layer", block.attention) for block in of_layer]
+        mlp = [getattr(block.mlp, "layer", block.mlp) for block in of_layer]
         codes, scales = wanted[f"{place}self_attn.o_proj"]
-        found, own = whole([block.attention.output.weight for block in blocks], 1)
+        found, own = whole([one.output.weight for one in attention], 1)
         assert torch.equal(found, codes.view(torch.uint8))
         assert all(torch.equal(one, scales) for one in own)
-        queries = [block.attention.qkv.weight for block in blocks]
+        queries = [one.qkv.weight for one in attention]
         codes, scales = wanted[f"{place}self_attn.q_proj"]
         rows = 256 // world
         for rank, own in enumerate(queries):
@@ -100,14 +102,14 @@ def test_the_codes_are_the_same_on_any_number_of_ranks(floats, family, world):
             assert torch.equal(own.scales[:rows], scales[mine])
         if f"{place}mlp.down_proj" in wanted:
             codes, _ = wanted[f"{place}mlp.down_proj"]
-            found, _ = whole([block.mlp.down.weight for block in blocks], 1)
+            found, _ = whole([one.down.weight for one in mlp], 1)
             assert torch.equal(found, codes.view(torch.uint8))
         else:
             for expert in range(made.config["num_experts"]):
                 codes, scales = wanted[f"{place}mlp.experts.{expert}.down_proj"]
-                parts = [block.mlp.down.codes[expert].view(torch.uint8) for block in blocks]
+                parts = [one.down.codes[expert].view(torch.uint8) for one in mlp]
                 assert torch.equal(torch.cat(parts, dim=1), codes.view(torch.uint8))
-                assert torch.equal(blocks[0].mlp.down.scales[expert], scales)
+                assert torch.equal(mlp[0].down.scales[expert], scales)
 
 
 @pytest.mark.parametrize("dtype", at_depth(["bfloat16"], ["bfloat16", "float16"]))

@@ -10,4 +10,4 @@ def needed_fields(architecture: str, num_layers: int) -> dict[str, Any]:
     if architecture == "GraniteMoeHybridForCausalLM":  # served without experts and state layers
         kinds = ["attention"] * num_layers
         return {"num_local_experts": 0, "layer_types": kinds, "position_embedding_type": "rope"}
-    return {}
+    return {"head_dim": 128} if architecture == "Glm4MoeForCausalLM" else {}  # 96 heads

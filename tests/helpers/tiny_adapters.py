@@ -17,7 +17,8 @@ from kiln import LLM
 def adapt(name: str, root: Path) -> tuple[Path, dict[str, str], Callable[[str | None], Logits]]:
     """Write a tiny model and two adapters: "all" of its targets, and "some" of them.
 
-    Returns the model's folder, the adapters' folders, and PEFT's logits with each, or with none.
+    Returns the model's folder, the adapters' folders, and a function that returns PEFT's logits
+    with one of the adapters, or with none.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 

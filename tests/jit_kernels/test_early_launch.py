@@ -165,7 +165,7 @@ def store_and_attend(seed, change=("", "")):
         out=torch.empty_like(query), key_pool=a.key_pool, value_pool=a.value_pool, query=query,
         key=key, value=value, positions=torch.arange(requests), query_weight=None, key_weight=None,
         cos_sin_table=torch.rand(requests, 64), slot_mapping=blocks * 16 + place % 16,
-        eps=1e-6, k_scale=1.0, v_scale=1.0,
+        eps=1e-6, weight_offset=0.0, round_once=False, k_scale=1.0, v_scale=1.0,
     )  # fmt: skip
     world = World(checked=True, seed=seed)
     for spec, own in ((store, stored), (attention, a)):

@@ -103,7 +103,7 @@ def test_a_kernel_rounds_when_it_should(dtype, d, gap):
     for offset, round_once, want in ((0, False, twice), (0, True, once), (1, False, plus)):
         got = torch.empty_like(x)
         on_host("rms_norm", got, x, weight, 1e-6, float(offset), round_once)
-        # Float32's own error shows only next to a number halfway between two others.
+        # The error of float32 changes a result only if it is nearly halfway between two numbers.
         assert (got != want.to(dtype)).float().mean() < 0.005
     assert (twice.to(dtype) != once.to(dtype)).float().mean() > 0.1
 

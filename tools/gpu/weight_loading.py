@@ -45,7 +45,7 @@ class _Mapped(SafetensorsWeights):
 def weight_loading(args: argparse.Namespace) -> list[Row]:
     """Return a row for each way, for a whole model and for one rank of two.
 
-    The files are in the page cache, and the ways take turns. ``--quick``: two of the layers.
+    The files are in the page cache. Both ways of loading run in turn. ``--quick``: with two layers.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     layers = {"num_hidden_layers": 2} if args.quick else {}

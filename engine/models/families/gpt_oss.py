@@ -1,6 +1,6 @@
 """gpt-oss: experts with biases, attention sinks, and a window in every second layer.
 
-Its files have bf16 experts, or MXFP4 ones as they were published: see formats/mxfp4.py.
+The released files store the experts in MXFP4 (see formats/mxfp4.py). Other files have bf16.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def clamped_swiglu(
 ) -> torch.Tensor:
     """Return g * sigmoid(alpha * g) * (u + 1), the activation of gpt-oss; else like silu_and_mul.
 
-    g = min(x[..., :d], limit); u = x[..., d:] clamped to -limit .. limit.
+    g = min(x[..., :d], limit); u = x[..., d:] clamped to [-limit, limit].
     Source: https://arxiv.org/abs/2508.10925 section 2.2
     """
     return _gated(CLAMPED_SWIGLU, x, out, alpha=alpha, limit=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def prepare(model):
 
 @pytest.fixture
 def trial(tmp_path, monkeypatch):
-    (tmp_path / "trial.py").write_text(FILE)
+    (tmp_path / "side_by_side.py").write_text(FILE)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     known_families.cache_clear()
     folder = tmp_path / "model"
@@ -86,6 +87,7 @@ def trial(tmp_path, monkeypatch):
 
     yield folder, logits
     known_families.cache_clear()
+    del sys.modules[f"{families.__name__}.side_by_side"]
 
 
 @pytest.mark.parametrize("kernels", ["torch", "host"])

@@ -28,7 +28,7 @@ def test_agrees_with_transformers(dtype, family, kind, offset):
         want = theirs(x)
     if dtype == torch.float32:
         torch.testing.assert_close(ours(x), want, rtol=1e-6, atol=1e-6)
-    else:  # Float32's own error shows only next to a number halfway between two others.
+    else:  # The error of float32 changes a result only if it is nearly halfway between two numbers.
         assert (ours(x) != want).float().mean() < 0.005
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -430,3 +431,4 @@ def test_a_new_family_is_one_new_file(read, tmp_path, monkeypatch):
         assert read("Trial").traits.qkv_bias
     finally:
         known_families.cache_clear()
+        del sys.modules[f"{families.__name__}.trial"]
