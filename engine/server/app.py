@@ -23,6 +23,7 @@ from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, RequestIds
 from kiln.engine.server.models import models_router
 from kiln.engine.server.outcomes import ABORTED, Outcomes
+from kiln.engine.server.pages.routes import pages_router
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.responses_api.body import ResponsesRequest
 from kiln.engine.server.responses_api.routes import responses_router
@@ -71,6 +72,7 @@ def create_app(
     app.state.serving = serving
     for router in _ROUTERS:
         app.include_router(router(serving))
+    app.include_router(pages_router())
     app.add_exception_handler(ApiError, _on_refusal)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http_error)

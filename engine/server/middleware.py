@@ -19,10 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kiln.engine.server.anthropic import errors as anthropic
 from kiln.engine.server.errors import ApiError
+from kiln.engine.server.pages import routes as pages
 from kiln.engine.server.responses import encode_json
 
 # Exact paths, not prefixes.
-OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/version"))
+OPEN_PATHS = frozenset(
+    ("/health", "/health/live", "/health/ready", "/ping", "/version", *pages.FILES)
+)
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 64
 BODY_SECONDS = 60.0  # from the headers to the end of the body
@@ -74,9 +77,9 @@ class RequestIds:
 
 
 class ApiKey:
-    """Rejects requests without the key, except on the paths for probes.
+    """Rejects requests without the key, except on the paths for probes and of the pages.
 
-    The key is accepted as ``Authorization: Bearer KEY``, as the password of Basic, for browsers,
+    The key is accepted as ``Authorization: Bearer KEY``, as the password of Basic,
     and as ``x-api-key`` or ``api-key``, for clients of Anthropic's and Azure's APIs. One of them is
     enough. Its digests are compared in constant time, so the key may hold any bytes.
     """
@@ -91,9 +94,8 @@ class ApiKey:
             return await self._app(scope, receive, send)
         error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         response = ErrorResponse(error)
-        # Two headers: Chromium shows no dialog for Basic if it shares a header with Bearer.
-        response.headers.append("WWW-Authenticate", 'Basic realm="kiln: API key as password"')
-        response.headers.append("WWW-Authenticate", "Bearer")
+        # Not Basic: browsers would ask for a password before a page could ask for the key.
+        response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:

@@ -1,33 +1,20 @@
-"""The status routes: health, metrics, version, and the web pages."""
+"""The status routes: health, metrics and version."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 import kiln
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.responses import Status
 from kiln.engine.server.serving import Serving
 
-# The page may load nothing from other hosts and connect only to this server.
-_PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
 
 def status_router(serving: Serving) -> APIRouter:
     """Return the routes for one engine."""
     router = APIRouter()
-    pages = {
-        name: Path(__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
-        for name in ("page", "docs")
-    }
 
     @router.get("/health/live", tags=["health"])
     async def live() -> Status:
@@ -71,13 +58,4 @@ def status_router(serving: Serving) -> APIRouter:
         text, content_type = serving.metrics.render(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
-    for path, name in (("/", "page"), ("/docs", "docs")):
-        router.add_api_route(path, _page(pages[name]), include_in_schema=False)
     return router
-
-
-def _page(text: str) -> Callable[[], Awaitable[Response]]:
-    async def show() -> Response:
-        return HTMLResponse(text, headers={"Content-Security-Policy": _PAGE_POLICY})
-
-    return show

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import kiln.engine.server as package
+import kiln.engine.server.pages as package
 
-PAGE = Path(package.__file__).with_name("page.html").read_text(encoding="utf-8")
+PAGE = Path(package.__file__).with_name("chat.html").read_text(encoding="utf-8")
 DOCUMENT = """
 const made = new Map();
 const fake = () => new Proxy(function () {}, {

@@ -1,0 +1,1 @@
+"""The pages for a browser, and the files that they load."""

@@ -1,0 +1,55 @@
+"""Serve the pages: each .html file of this folder, and each file in ``static``.
+
+They hold nothing secret, so they are served without the API key. A page asks its user for the key,
+and sends it with each request of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+_FOLDER = Path(__file__).parent
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+}
+_STATIC = sorted(path for path in (_FOLDER / "static").iterdir() if path.suffix in _TYPES)
+# Every path, and its file. The chat is the page of the server itself.
+FILES: Mapping[str, Path] = MappingProxyType(
+    {f"/{path.stem}": path for path in sorted(_FOLDER.glob("*.html")) if path.stem != "chat"}
+    | {f"/static/{path.name}": path for path in _STATIC}
+    | {"/": _FOLDER / "chat.html"}
+)
+# A page may load nothing from other hosts and connect only to this server.
+_POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def pages_router() -> APIRouter:
+    """Return the routes of all pages."""
+    router = APIRouter()
+    for path, file in FILES.items():
+        router.add_api_route(path, _show(file), include_in_schema=False)
+    return router
+
+
+def _show(file: Path) -> Callable[[], Awaitable[Response]]:
+    body, kind = file.read_bytes(), _TYPES[file.suffix]
+    headers = {
+        "Content-Type": kind,
+        "Content-Security-Policy": _POLICY,
+        "Cache-Control": "no-cache",
+    }
+
+    async def show() -> Response:
+        return Response(body, headers=headers)
+
+    return show
