@@ -27,9 +27,12 @@ FILES: Mapping[str, Path] = MappingProxyType(
     | {"/": _FOLDER / "chat.html"}
 )
 # A page may load nothing from other hosts and connect only to this server.
+# Scripts and styles are files of this folder, never text in a page. No script may turn text into
+# HTML (trusted types), so what a model writes cannot run.
 _POLICY = (
-    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import kiln.engine.server.pages as package
 
-PAGE = Path(package.__file__).with_name("chat.html").read_text(encoding="utf-8")
+SCRIPT = Path(package.__file__).parent.joinpath("static/chat.js").read_text(encoding="utf-8")
 DOCUMENT = """
 const made = new Map();
 const fake = () => new Proxy(function () {}, {
@@ -48,9 +48,8 @@ pause().then(() => { $("fresh").onclick(); return pause(); })
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_a_new_chat_during_an_answer_begins_with_nothing():
-    script = PAGE.partition("<script>")[2].partition("</script>")[0]
     done = subprocess.run(
-        ["node", "-e", DOCUMENT + script + SCENE], capture_output=True, text=True, timeout=60
+        ["node", "-e", DOCUMENT + SCRIPT + SCENE], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
