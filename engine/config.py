@@ -11,6 +11,10 @@ from typing import Any, Literal, get_args
 from kiln.engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+DTypeName = Literal[
+    "auto", "float32", "float", "fp32", "float16", "half", "fp16", "bfloat16", "bf16"
+]
+DTYPE_NAMES: tuple[DTypeName, ...] = get_args(DTypeName)
 LoadFormat = Literal["auto", "dummy"]
 Task = Literal["auto", "generate", "embed"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -27,6 +31,16 @@ MAX_DRAFTS = 15  # with the token ahead, as many as a row of decode attention ta
 LEAST_BUDGET = 2048  # of the defaults of max_num_batched_tokens
 
 
+def dtype_named(name: object) -> str:
+    """Return the dtype of a name such as "half", in any case; of a torch.dtype too.
+
+    A text that is no such name is returned as it is.
+    """
+    text = str(name).removeprefix("torch.").lower()
+    others = {"float32": ("float", "fp32"), "float16": ("half", "fp16"), "bfloat16": ("bf16",)}
+    return next((dtype for dtype, names in others.items() if text in names), text)
+
+
 def _require(fine: bool, name: str, value: object, wanted: str) -> None:
     if not fine:
         raise ConfigError(f"{name}={value!r}: must be {wanted}")
@@ -39,6 +53,7 @@ class ModelConfig:
     ``revision`` is a branch, a tag or a commit of the hub's repository. ``tokenizer`` is another
     folder or hub id to read the tokenizer and its chat templates from. ``hf_overrides`` is a JSON
     object that is merged into config.json: null removes a key, and objects are merged key by key.
+    ``dtype`` may have any of DTYPE_NAMES, or be a torch.dtype; the field then holds the first name.
     """
 
     model: str
@@ -59,8 +74,9 @@ class ModelConfig:
         """Check the choices. Raises ConfigError."""
         device = self.device.partition(":")[0]
         _require(device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
-        dtypes = ("auto", "float32", "float16", "bfloat16")
-        _require(self.dtype in dtypes, "dtype", self.dtype, f"one of {', '.join(dtypes)}")
+        dtype, given = dtype_named(self.dtype), str(self.dtype)[:80]
+        _require(dtype in get_args(DType), "dtype", given, f"one of {', '.join(DTYPE_NAMES)}")
+        object.__setattr__(self, "dtype", dtype)
         formats = ("auto", "dummy")
         _require(self.load_format in formats, "load_format", self.load_format, "auto or dummy")
         _require(self.task in TASKS, "task", self.task, f"one of {', '.join(TASKS)}")

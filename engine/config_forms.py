@@ -11,7 +11,7 @@ from typing import Any, TypedDict, get_type_hints
 
 from kiln.engine.config import (
     SPECULATIVE_METHODS,
-    DType,
+    DTypeName,
     EngineConfig,
     KVCacheDType,
     LoadFormat,
@@ -27,11 +27,11 @@ class Settings(TypedDict, total=False):
     """The settings of ``LLM``, by vLLM's names; those that are not given keep their defaults.
 
     ``lora_modules`` maps the names of adapters to their folders. ``hf_overrides`` is merged into
-    config.json.
+    config.json. ``dtype`` may be a torch.dtype too.
     """
 
     device: str
-    dtype: DType
+    dtype: DTypeName
     load_format: LoadFormat
     quantization: str | None
     max_model_len: int | None

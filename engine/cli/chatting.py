@@ -32,10 +32,10 @@ class ServerError(KilnError):
 
 
 class ServerChat:
-    """A server with OpenAI's API, Kiln's or another."""
+    """A server with OpenAI's API, Kiln's or another, at an address that ``server_url`` made."""
 
     def __init__(self, url: str, api_key: str | None, options: dict[str, Any]) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = url
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(10.0, read=None))
         self._options = options

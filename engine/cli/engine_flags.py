@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.cli.flags import Flag, group
-
-_DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
-
-
-def _dtype(text: str) -> str:
-    return _DTYPES.get(text, text)
-
+from kiln.engine.config import dtype_named
 
 MODEL = group(
     "model",
@@ -38,9 +32,10 @@ MODEL = group(
     ),
     Flag(
         "--dtype",
-        "auto: the checkpoint's; half and float are float16 and float32",
+        "auto, the default: the checkpoint's, float32 on a CPU. Also half and fp16, bf16, float "
+        "and fp32",
         "model.dtype",
-        type=_dtype,
+        type=dtype_named,
     ),
     Flag("--device", "auto, cpu, cuda or cuda:N", "model.device"),
     Flag("--load-format", "dummy: random weights of the right shapes", "model.load_format"),

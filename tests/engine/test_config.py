@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from kiln import LLM
 from kiln.engine import config
@@ -47,6 +48,25 @@ def test_the_setting_of_the_other_kind_is_refused_even_at_its_default(device, ot
 def test_memory_is_refused_where_the_number_of_blocks_is_set(other):
     with pytest.raises(ConfigError, match="must be unset if num_kv_blocks is set"):
         KVConfig(num_blocks=7, **other)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("half", "float16"), ("fp16", "float16"), ("FP16", "float16"), ("bf16", "bfloat16")),
+        *(("float", "float32"), ("fp32", "float32"), (torch.bfloat16, "bfloat16")),
+        *((name, name) for name in ("auto", "float32", "float16", "bfloat16")),
+    ],
+)
+def test_a_dtype_has_all_its_usual_names(name, dtype):
+    assert ModelConfig("m", dtype=name).dtype == dtype
+    assert config_of({"model": {"model": "m", "dtype": name}}).model.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["int8", "", None, "float64", "float_16", torch.int8])
+def test_what_is_no_dtype_is_refused_with_those_that_there_are(name):
+    with pytest.raises(ConfigError, match=r"dtype=.*must be one of auto, float32, .*fp16.*bf16"):
+        ModelConfig("m", dtype=name)
 
 
 def test_an_engine_refuses_it_before_it_loads_weights():

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli.options import add_engine_arguments
+from kiln.engine.cli.urls import server_url
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,7 +63,7 @@ def _make(args: argparse.Namespace) -> Chat:
     given = {"temperature": args.temperature, "max_tokens": args.max_tokens}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.url is not None:
-        return ServerChat(args.url, args.api_key, options)
+        return ServerChat(server_url(args.url), args.api_key, options)
     return EngineChat(*find_model(args), options)
 
 

@@ -58,6 +58,15 @@ def test_another_kiln_gets_the_same_settings(flag):
     assert engine_config(parse(*engine_flags(args)), Path("model")) == _config(args)
 
 
+@pytest.mark.parametrize("words", [["serve"], ["chat"], ["bench", "latency"]])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("half", "float16"), ("bf16", "bfloat16"), ("FP32", "float32")]
+)
+def test_every_command_with_an_engine_knows_the_names_of_dtypes(words, name, dtype):
+    args = build_parser().parse_args([*words, "--dtype", name])
+    assert engine_config(args, Path("m")).model.dtype == dtype
+
+
 def test_names_may_have_underscores_and_vllms_dtypes():
     args = parse("--model", "m", "--max_model_len=32", "--dtype", "half", "-tp", "2")
     config = engine_config(args, Path("m"))

@@ -20,6 +20,7 @@ from kiln.engine.cli.options import (
     find_model,
     served_name,
 )
+from kiln.engine.cli.urls import server_url
 from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
     from kiln.engine.cli.local_server import local_server
 
     if args.url is not None:
-        yield args.url.rstrip("/").removesuffix("/v1")
+        yield server_url(args.url)
         return
     say("starting a server")
     with local_server(engine_flags(args)) as (url, _):
