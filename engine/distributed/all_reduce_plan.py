@@ -6,11 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, PUSHES, Algorithm, Layout
-from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig, seed_modes
+from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig, default_modes
 
 MAX_BYTES = 16 << 20  # of a message; beyond it bandwidth decides, and NCCL's is as good
-_FUSED_SEED = 1 << 20
+_FUSED = 1 << 20  # not measured, as the blocks of a call
 GPU_BLOCKS, HOST_BLOCKS = 64, 2
+# By the number of ranks: measured on two H100s over NVLink, with the limits of ``default_modes``.
+_MEASURED_FUSED = {2: 256 << 10}
+_MEASURED_BLOCKS = {2: 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,13 @@ class Plan:
         return {**whole.pop("modes"), **whole}
 
 
-def seed_plan(world: int, *, forced: str, blocks: int, modes: ModeConfig | None = None) -> Plan:
-    """Return a plan that was not measured. Raises ValueError on a wrong number of ranks."""
-    modes = modes or seed_modes(world)
-    fused = min(modes.one_shot_push_threshold, _FUSED_SEED)
+def gpu_blocks(world: int) -> int:
+    """Return the blocks of a call on a GPU that has as many multiprocessors, by default."""
+    return _MEASURED_BLOCKS.get(world, GPU_BLOCKS)
+
+
+def default_plan(world: int, *, forced: str, blocks: int, modes: ModeConfig | None = None) -> Plan:
+    """Return a plan for a group that was not measured. Raises ValueError on its size."""
+    modes = modes or default_modes(world)
+    fused = min(modes.one_shot_push_threshold, _MEASURED_FUSED.get(world, _FUSED))
     return Plan(modes, fused, max_blocks=blocks, forced=forced)

@@ -46,8 +46,8 @@ class CustomAllReduceV2:
     """The sums of one group; every rank makes the same calls in the same order.
 
     ``device``: where the messages are, which may be another device than that of the group's own
-    exchanges. ``config``: limits of message sizes; by default the measured ones of this hardware,
-    else seeds. ``watchdog_ms``: how long a rank waits for another. ``dtypes``: those that are
+    exchanges. ``config``: limits of message sizes; if not given, those measured on this hardware,
+    else defaults. ``watchdog_ms``: how long a rank waits for another. ``dtypes``: those that are
     summed. ``plan``: all choices, instead of ``config`` and the environment's.
 
     Raises ConfigError on every rank if their settings differ, or if KILN_ALL_REDUCE=jit and it

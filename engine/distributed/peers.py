@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kiln.engine.distributed import tune_table
-from kiln.engine.distributed.all_reduce_plan import GPU_BLOCKS, HOST_BLOCKS, Plan, seed_plan
+from kiln.engine.distributed.all_reduce_plan import HOST_BLOCKS, Plan, default_plan, gpu_blocks
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.late_rank import LateRecord
 from kiln.engine.distributed.peer_access import RankMemory, open_memory, prove_access
@@ -192,8 +192,8 @@ def _plan(world: int, device: torch.device, fabric: str, config: ModeConfig | No
             return tuned
     blocks = HOST_BLOCKS
     if device.type == "cuda":
-        blocks = min(GPU_BLOCKS, gpu(index_of(device)).num_multiprocessors)
-    return seed_plan(world, forced=forced, blocks=blocks, modes=config)
+        blocks = min(gpu_blocks(world), gpu(index_of(device)).num_multiprocessors)
+    return default_plan(world, forced=forced, blocks=blocks, modes=config)
 
 
 def _settle(device: torch.device, exchange: Exchange) -> None:

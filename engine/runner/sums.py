@@ -41,7 +41,7 @@ def sum_by_kernels(group: Group, device: torch.device, dtype: torch.dtype) -> di
     kernels.set_patience(_LOADING_MS)
     group.use_kernels(kernels)
     how = "jit" if device.type == "cuda" else "host"
-    source = "measured limits" if kernels.plan.modes.measured else "limits that were not measured"
+    source = "limits measured here" if kernels.plan.modes.measured else "default limits"
     forced = kernels.plan.forced
     chosen = source if forced == "auto" else f"KILN_ALL_REDUCE_ALGORITHM={forced}"
     return {FAMILY: f"{how}: access over {kernels.fabric} is proven; {chosen}"}

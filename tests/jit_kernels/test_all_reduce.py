@@ -24,7 +24,7 @@ from kiln.jit_kernels.declare.spec import HOST_GPU, needs_of
 from kiln.jit_kernels.ops.all_reduce.functions import all_reduce, fused_all_reduce_add_rms_norm
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, MAX_WORLD, MIN_WORLD, Layout
 from kiln.jit_kernels.ops.all_reduce.members import Members, virtual_members
-from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig, seed_modes
+from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig, default_modes
 from kiln.jit_kernels.ops.all_reduce.record import FUSED, KERNELS
 from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 from kiln.jit_kernels.ops.all_reduce.spec import SPECS
@@ -288,7 +288,7 @@ def test_modes_try_the_algorithms_in_order():
     ]  # fmt: skip
     assert ModeConfig(0, 0, 50).choose(50) == "one_shot_pull"
     assert ModeConfig(0).choose(1) == "two_shot"
-    assert [seed_modes(world).measured for world in WORLDS] == [False] * 7
+    assert [default_modes(world).measured for world in WORLDS] == [False] * 7
     with pytest.raises(ValueError, match="two_shot_push_threshold is -1"):
         ModeConfig(1, -1)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 
 import pytest
 from depth import at_depth
 from forked_scripts import DTYPES, run_forked
 from gpu import all_reduce_ipc, engine_ranks, greedy, rank_checks, ranks, several, sum_plots
+from gpu import report as gpu_report
 from gpu.pace import NotMeasured
 from gpu.ranks import CPU, run_job
 from gpu.sections import SECTIONS, SEVERAL_GPUS, WHOLE_SEVERAL
 from matplotlib.figure import Figure
 
+from kiln.engine.bench.report import Report
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 
 
@@ -126,3 +129,17 @@ def test_the_plot_has_a_panel_for_each_number_of_ranks_and_a_line_for_each_way()
     for axes in figure.axes:
         assert [line.get_label() for line in axes.lines] == ["one_shot_push", "torch"]
         assert list(axes.lines[1].get_ydata()) == [9.0, 9.0]
+
+
+def test_the_times_behind_a_plan_are_a_table_by_blocks_and_size(tmp_path):
+    times = [
+        {"bytes": 1024, "blocks": 16, "algorithm": name, "us": us}
+        for name, us in (("one_shot_push", 2.5), ("two_shot", 7.25))
+    ]
+    rows = [{"ranks": 2, "ok": True}, *({"times": json.dumps(one)} for one in times)]
+    section = {"status": "passed", "rows": rows}
+    made = Report("gpu_check_2gpus", "tools/x", details={"sections": {"tuned_plan": section}})
+    gpu_report.write(made, tmp_path)
+    page = (tmp_path / "gpu_check_2gpus.md").read_text()
+    assert "| 2 | True |" in page
+    assert "| 16 | 1024 | 2.5 | 7.25 |" in page

@@ -13,7 +13,7 @@ import torch.distributed
 import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operator)
 from gpu.pace import Row, first_line
 from gpu.ranks import Ranks
-from kiln.engine.distributed.all_reduce_plan import GPU_BLOCKS, MAX_BYTES, Plan
+from kiln.engine.distributed.all_reduce_plan import MAX_BYTES, Plan, gpu_blocks
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.timing import nanoseconds_of
 from kiln.engine.distributed.tuner import FEW_SIZES, SIZES
@@ -35,7 +35,7 @@ def latency(ranks: Ranks) -> list[Row]:
     dtype = _DTYPE if ranks.device.type == "cuda" else torch.float32
     sizes = FEW_SIZES if ranks.device.type == "cpu" else SIZES[::3] if ranks.quick else SIZES
     most = min(MAX_BYTES, _PUSHED // ranks.group.size)
-    blocks = GPU_BLOCKS if ranks.device.type == "cuda" else 2
+    blocks = gpu_blocks(ranks.group.size) if ranks.device.type == "cuda" else 2
     auto = ranks.kernels(dtype)
     each = ranks.kernels(
         dtype, plan=Plan(ModeConfig(most), 1, max_bytes=MAX_BYTES, max_blocks=blocks)

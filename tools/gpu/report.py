@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,20 @@ def write(report: Report, folder: Path) -> list[Path]:
         if name in sum_plots.SECTIONS and sums:
             title = f"{sum_plots.SECTIONS[name]}; {where}"
             plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, sums, title)
-        blocks.append(_table(rows))
+        times = [json.loads(row["times"]) for row in rows if "times" in row]  # of a tuned plan
+        blocks.append(_table([row for row in rows if "times" not in row]))
+        blocks.append(_table(_by_size(times)))
     return report.write(folder, report.benchmark, report.markdown("GPU check", *blocks), plots)
+
+
+def _by_size(times: list[Row]) -> list[Row]:
+    """Return a row for each number of blocks and size, with the microseconds of each way to sum."""
+    found: dict[tuple[int, int], Row] = {}
+    for one in times:
+        key = one["blocks"], one["bytes"]
+        row = found.setdefault(key, {"blocks": one["blocks"], "bytes": one["bytes"]})
+        row[f"{one['algorithm']}, µs"] = one["us"]
+    return list(found.values())
 
 
 def _table(rows: list[Row]) -> str:

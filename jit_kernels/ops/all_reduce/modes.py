@@ -7,12 +7,6 @@ from dataclasses import dataclass
 from kiln.jit_kernels.ops.all_reduce.layout import MAX_WORLD, MIN_WORLD, Algorithm
 
 _KB, _MB = 1 << 10, 1 << 20
-# Seeds, not measured with these kernels: what SGLang tuned on an H200 for CUDA graphs
-# (python/sglang/srt/distributed/device_communicators/configs/custom_all_reduce_v2.py, 0.5.23).
-_ONE_SHOT_PUSH_SEEDS = {
-    2: 16 * _MB, 3: 1280 * _KB, 4: 384 * _KB, 5: 192 * _KB, 6: 128 * _KB, 7: 128 * _KB,
-    8: 128 * _KB,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +15,7 @@ class ModeConfig:
 
     A message of up to ``one_shot_push_threshold`` bytes is summed by one_shot_push, and so on. 0,
     or a limit that is not above the one before, means that the algorithm is not used. ``measured``:
-    the limits come from measurements on this hardware, and are not seeds. Raises ValueError.
+    the limits come from measurements on this hardware, and are not defaults. Raises ValueError.
     """
 
     one_shot_push_threshold: int
@@ -50,8 +44,22 @@ class ModeConfig:
         return "two_shot"
 
 
-def seed_modes(world: int) -> ModeConfig:
-    """Return limits for a group that was not measured. Raises ValueError on its size."""
-    if world not in _ONE_SHOT_PUSH_SEEDS:
+_DEFAULTS = {
+    # Measured on two H100s over NVLink: tuned_plan of benchmarks/gpu_check_2gpus.md.
+    2: ModeConfig(4 * _MB, 16 * _MB),
+    # Not measured with these kernels: what SGLang tuned on an H200 for CUDA graphs
+    # (python/sglang/srt/distributed/device_communicators/configs/custom_all_reduce_v2.py, 0.5.23).
+    3: ModeConfig(1280 * _KB),
+    4: ModeConfig(384 * _KB),
+    5: ModeConfig(192 * _KB),
+    6: ModeConfig(128 * _KB),
+    7: ModeConfig(128 * _KB),
+    8: ModeConfig(128 * _KB),
+}
+
+
+def default_modes(world: int) -> ModeConfig:
+    """Return limits for a group that was not measured itself. Raises ValueError on its size."""
+    if world not in _DEFAULTS:
         raise ValueError(f"an all-reduce of {world} ranks: want {MIN_WORLD} to {MAX_WORLD}")
-    return ModeConfig(_ONE_SHOT_PUSH_SEEDS[world])
+    return _DEFAULTS[world]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from kiln.engine.distributed import tune_table
-from kiln.engine.distributed.all_reduce_plan import Plan, seed_plan
+from kiln.engine.distributed.all_reduce_plan import Plan, default_plan, gpu_blocks
 from kiln.engine.distributed.peer_conditions import HOST, NVLINK, ONE_GPU
 from kiln.engine.distributed.tuner import best_plan
 from kiln.engine.errors import ConfigError
 from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 
+RECORDS = Path(__file__).resolve().parents[3] / "benchmarks"
 SIZES = (1024, 4096, 16384, 65536)
 WIDEST = Plan(ModeConfig(65536), 65536, max_bytes=65536)
 
@@ -49,12 +53,25 @@ def test_a_gain_below_three_percent_is_not_worth_another_algorithm():
 
 
 def test_a_plan_without_the_largest_messages_of_a_push_has_smaller_buffers():
-    forced = seed_plan(4, forced="two_shot", blocks=2)
+    forced = default_plan(4, forced="two_shot", blocks=2)
     assert forced.layout(4).push_bytes == 1
     assert not forced.fuses(64)
     assert forced.algorithm_for(64) == "two_shot"
-    assert seed_plan(4, forced="one_shot_push", blocks=2).layout(4).pull_bytes == 1
-    assert seed_plan(8, forced="auto", blocks=2).layout(8).push_bytes == 128 << 10
+    assert default_plan(4, forced="one_shot_push", blocks=2).layout(4).pull_bytes == 1
+    assert default_plan(8, forced="auto", blocks=2).layout(8).push_bytes == 128 << 10
+
+
+def test_the_defaults_of_two_ranks_are_those_that_were_measured_on_two_gpus():
+    record = json.loads((RECORDS / "gpu_check_2gpus.json").read_text())
+    measured = record["sections"]["tuned_plan"]["rows"][0]
+    plan = default_plan(2, forced="auto", blocks=gpu_blocks(2))
+    for name in ("fused_threshold", "max_bytes", "max_blocks"):
+        assert plan.fields()[name] == measured[name], name
+    limits = {f"{name}_threshold": limit for name, limit in plan.modes.limits().items()}
+    chosen = ModeConfig(**{name: measured[name] for name in limits})
+    for power in range(10, 25):
+        assert plan.modes.choose(1 << power) == chosen.choose(1 << power)
+    assert not plan.modes.measured  # on this machine
 
 
 @pytest.fixture
