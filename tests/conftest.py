@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         help="schedules under which each all-reduce runs (default: 40, and 1000 with --deep)",
     )
+    parser.addoption("--screenshots", type=Path, help="save pictures of the pages in this folder")
     parser.addoption("--deep", action="store_true", help="test each rule on many more cases")
     parser.addoption("--share", type=float, default=1.0, help="run this share of the tests")
     parser.addoption("--share-seed", type=int, default=0, help="draws the tests of --share")

@@ -72,7 +72,7 @@ def create_app(
     app.state.serving = serving
     for router in _ROUTERS:
         app.include_router(router(serving))
-    app.include_router(pages_router())
+    app.include_router(pages_router(needs_key=settings.api_key is not None))
     app.add_exception_handler(ApiError, _on_refusal)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -1,4 +1,4 @@
-"""Serve the pages: each .html file of this folder, and each file in ``static``.
+"""Serve the pages: each .html file of this folder, and each file below ``static``.
 
 They hold nothing secret, so they are served without the API key. A page asks its user for the key,
 and sends it with each request of its own.
@@ -19,11 +19,11 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
 }
-_STATIC = sorted(path for path in (_FOLDER / "static").iterdir() if path.suffix in _TYPES)
+_STATIC = sorted(path for path in (_FOLDER / "static").rglob("*.*") if path.suffix in _TYPES)
 # Every path, and its file. The chat is the page of the server itself.
 FILES: Mapping[str, Path] = MappingProxyType(
     {f"/{path.stem}": path for path in sorted(_FOLDER.glob("*.html")) if path.stem != "chat"}
-    | {f"/static/{path.name}": path for path in _STATIC}
+    | {f"/{path.relative_to(_FOLDER).as_posix()}": path for path in _STATIC}
     | {"/": _FOLDER / "chat.html"}
 )
 # A page may load nothing from other hosts and connect only to this server.
@@ -36,16 +36,18 @@ _POLICY = (
 )
 
 
-def pages_router() -> APIRouter:
-    """Return the routes of all pages."""
+def pages_router(*, needs_key: bool) -> APIRouter:
+    """Return the routes of all pages, which ask for the API key at once if the server has one."""
     router = APIRouter()
     for path, file in FILES.items():
-        router.add_api_route(path, _show(file), include_in_schema=False)
+        router.add_api_route(path, _show(file, needs_key), include_in_schema=False)
     return router
 
 
-def _show(file: Path) -> Callable[[], Awaitable[Response]]:
+def _show(file: Path, needs_key: bool) -> Callable[[], Awaitable[Response]]:
     body, kind = file.read_bytes(), _TYPES[file.suffix]
+    if needs_key and file.suffix == ".html":
+        body = body.replace(b"<html ", b"<html data-needs-key ", 1)
     headers = {
         "Content-Type": kind,
         "Content-Security-Policy": _POLICY,

@@ -14,6 +14,8 @@ const LINKS = [
   ["docs", "API", "docs"],
   ["metrics", "Metrics", "metrics"],
 ];
+// The server marks its pages if it has a key, so that no request need fail to find out.
+const NEEDS_KEY = document.documentElement.hasAttribute("data-needs-key");
 const READY_MS = 5000; // between two looks at a server that is ready
 const WAITING_MS = 1000; // and at one that is not
 
@@ -35,11 +37,15 @@ export class ApiError extends Error {
 export async function api(path, { byUser = false, ...options } = {}) {
   for (;;) {
     const key = currentKey();
+    if (key === null && NEEDS_KEY && !(mayAsk(byUser) && (await askForKey()))) {
+      throw new ApiError("this server wants its API key", 401, "invalid_api_key");
+    }
+    if (currentKey() !== key) continue;
     const headers = new Headers(options.headers);
     if (key !== null) headers.set("Authorization", `Bearer ${encodeKey(key)}`);
     const response = await fetch(new URL(path, BASE), { ...options, headers });
     if (response.status !== 401) return response;
-    if (currentKey() !== key) continue; // another call has asked meanwhile
+    if (currentKey() !== key) continue; // entered meanwhile, for another call
     if (!mayAsk(byUser) || !(await askForKey())) throw await errorOf(response);
   }
 }
