@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,16 @@ from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.models.eos import eos_token_ids
 from kiln.engine.models.model_folder import find_model_files
-from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
+from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.check import check_task, check_tokens
 from kiln.engine.requests.finish import check_some_token
+from kiln.engine.requests.in_flight import InFlight
 from kiln.engine.requests.late_masks import Bound, MaskSource, Pace, late_masks
 from kiln.engine.requests.paced_drafts import FIXED_TOKENS, PacedDrafter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.rerun import failed_alone, run_halves, run_part
 from kiln.engine.requests.stats import EngineStats, StepCounts
+from kiln.engine.requests.step_log import StepLog
 from kiln.engine.runner.interface import Runner
 from kiln.engine.scheduler import Scheduler
 
@@ -37,22 +40,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RAN_AGAIN = "it failed, and its requests ran again"
 _PATIENT = 60.0  # seconds for masks of requests of a failed step, which run alone
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A launched step: what the runner returned, or the error that it raised.
-
-    The sampling of a late step is launched when it is ``bound`` to its masks.
-    """
-
-    batch: Batch
-    launched: Any = None
-    error: Exception | None = None
-    bound: Bound | None = None
 
 
 class EngineCore:
@@ -111,6 +102,7 @@ class EngineCore:
         self._pace = Pace()
         self._is_changing = False  # or a change was interrupted, and the state is not consistent
         self._counts = StepCounts()
+        self.step_log = StepLog()
 
     @property
     def max_model_len(self) -> int:
@@ -224,13 +216,14 @@ class EngineCore:
         if not batch.requests:
             return False
         self._counts.steps_not_ahead += not self._in_flight
+        begun = time.monotonic()
         try:
             launched = self.runner.launch(batch)
-            self._in_flight.append(InFlight(batch, launched))
+            self._in_flight.append(InFlight(batch, begun, launched))
         except DeviceError:
             raise
         except Exception as error:
-            self._in_flight.append(InFlight(batch, error=error))
+            self._in_flight.append(InFlight(batch, begun, error=error))
             return False
         return True
 
@@ -247,7 +240,7 @@ class EngineCore:
         except DeviceError:
             raise
         except Exception as error:
-            return InFlight(step.batch, error=error)
+            return InFlight(step.batch, step.begun, error=error)
         return replace(step, launched=launched, bound=bound)
 
     def _masks_of(self, batch: Batch, patience: float) -> Bound:
@@ -256,17 +249,21 @@ class EngineCore:
     def _finish_step(self) -> list[TokenOutput]:
         """Wait for the oldest step in flight and return its outputs."""
         step = self._bound(self._in_flight[0])
-        outputs = self.scheduler.commit(step.batch, StepOutput(self._tokens_of(step)))
+        asked = time.monotonic()
+        found = self._output_of(step)
+        times = (step.begun, asked, time.monotonic())
+        outputs = self.scheduler.commit(step.batch, found)
         self._in_flight.popleft()
         self._pace.tick()
         if step.batch.is_late:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._masks.end(output.request_id)
-        self._count(step.batch, outputs)
+        generated = self._counts.add(step.batch, outputs)
+        self.step_log.add(self._counts.steps, step.batch, found, generated, times)
         return outputs
 
-    def _tokens_of(self, step: InFlight) -> tuple[SampledTokens, ...]:
+    def _output_of(self, step: InFlight) -> StepOutput:
         """Return the tokens of a step; if it raised, run its requests again, without the culprits.
 
         A step that was launched behind the failed one has read tokens that do not exist: it is
@@ -284,8 +281,8 @@ class EngineCore:
             failed = () if others else failed_alone(rows, error)
         # Outside the handler: the error keeps the memory of the failed step alive.
         if others and rows:
-            return run_part(self._run, rows)
-        return failed or run_halves(self._run, rows)
+            return StepOutput(run_part(self._run, rows), why_eager=_RAN_AGAIN)
+        return StepOutput(failed or run_halves(self._run, rows), why_eager=_RAN_AGAIN)
 
     def _drop_steps_behind(self) -> None:
         while len(self._in_flight) > 1:
@@ -300,33 +297,24 @@ class EngineCore:
                     logger.warning("a step behind a failed one failed too: %r", error)
 
     def _run(self, batch: Batch) -> StepOutput:
-        step = InFlight(batch, self.runner.launch(batch))
+        step = InFlight(batch, 0, self.runner.launch(batch))
         if batch.is_late:
             bound = self._masks_of(batch, _PATIENT)
-            step = InFlight(batch, self.runner.bind(step.launched, bound.masks), bound=bound)
-        return StepOutput(self._collect(step))
+            step = replace(step, launched=self.runner.bind(step.launched, bound.masks), bound=bound)
+        return self._collect(step)
 
-    def _collect(self, step: InFlight) -> tuple[SampledTokens, ...]:
+    def _collect(self, step: InFlight) -> StepOutput:
         """Wait for the tokens of a step. Raises what it raised."""
         if step.error is not None:
             raise step.error
-        tokens = self.runner.collect(step.launched).tokens
-        return tokens if step.bound is None else step.bound.applied(tokens)
+        output = self.runner.collect(step.launched)
+        if step.bound is None:
+            return output
+        return output._replace(tokens=step.bound.applied(output.tokens))
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
         return engine_stats(self.scheduler, self.runner, self._drafter, self._counts)
-
-    def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:
-        counts = self._counts
-        counts.steps += 1
-        counts.generated_tokens += sum(len(output.token_ids) for output in outputs)
-        if 0 not in batch.columns.num_output_tokens:
-            return
-        answered = {one.request_id for one in outputs if one.token_ids or one.embedding}
-        for row in batch.requests:
-            if row.num_output_tokens == 0 and row.request_id in answered:
-                counts.prompt_tokens += row.num_computed_tokens + row.num_tokens
 
 
 def load_runner(

@@ -69,6 +69,15 @@ class Captured(NamedTuple):
 
     graph: Graph
     logits: torch.Tensor
+    size: str
+
+
+class Choice(NamedTuple):
+    """The graph that a step runs in, and its size in words; or the reason why it runs in none."""
+
+    key: GraphKey | None
+    size: str = ""
+    why_eager: str = ""
 
 
 class CudaGraphRunner:
@@ -179,29 +188,31 @@ class CudaGraphRunner:
         """
         return self._captured.clear
 
-    def choose(self, batch: Batch) -> GraphKey | None:
-        """Return the size of the graph that a batch runs in; None, and why is counted, if in none.
+    def choose(self, batch: Batch) -> Choice:
+        """Return the graph that a batch runs in. If it runs in none, the reason is counted.
 
         Raises RuntimeError if the inputs' memory has moved.
         """
         if self._addresses() != self._captured_addresses:
             raise RuntimeError("the inputs of a CUDA graph have moved since it was captured")
         key = self._fit(batch, self._captured)
-        if key is None:
-            dropped = self._fit(batch, sorted(self._dropped))
-            if dropped is not None:
-                self.counts.fallbacks[self._dropped[dropped]] += 1
-            elif batch.is_decode:
-                self.counts.fallbacks["too many rows"] += 1
-            else:
-                self.counts.fallbacks["a prefill of too many tokens or rows"] += 1
-        return key
+        if key is not None:
+            return Choice(key, self._captured[key].size)
+        if (dropped := self._fit(batch, sorted(self._dropped))) is not None:
+            return self.refuse(self._dropped[dropped])
+        many = "too many rows" if batch.is_decode else "a prefill of too many tokens or rows"
+        return self.refuse(many)
+
+    def refuse(self, reason: str) -> Choice:
+        """Count a step that runs without a graph, and why."""
+        self.counts.fallbacks[reason] += 1
+        return Choice(None, why_eager=reason)
 
     def replay(self, key: GraphKey) -> torch.Tensor:
         """Run the graph of a size and return its logits [samples, vocab_size]."""
         captured = self._captured[key]
         captured.graph.replay()
-        self.counts.replays[str(key)] += 1
+        self.counts.replays[captured.size] += 1
         return captured.logits
 
     @staticmethod
@@ -233,4 +244,4 @@ class CudaGraphRunner:
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
             self.drop(key, "out of memory" if out_of_memory else f"{error}".partition("\n")[0])
         else:
-            self._captured[key] = Captured(graph, logits[0])
+            self._captured[key] = Captured(graph, logits[0], str(key))

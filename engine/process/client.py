@@ -24,6 +24,7 @@ from kiln.engine.errors import EngineDeadError, KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.child import EngineProcess, outputs_address, requests_address
+from kiln.engine.process.step_ring import StepRing
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
@@ -51,6 +52,7 @@ class EngineClient:
         on_progress: ShowProgress | None = None,
         *,
         stopped_limit: float = STOPPED_LIMIT,
+        steps: StepRing | None = None,
     ) -> None:
         self._process = process
         self._on_progress = on_progress
@@ -59,6 +61,7 @@ class EngineClient:
         self._streams: dict[str, TokenStream] = {}
         self._reached: dict[TokenStream, None] = {}  # by messages, and not woken yet
         self.adapters = AdapterCalls(self._send)
+        self.steps = StepRing() if steps is None else steps
         self._encode = msgspec.msgpack.Encoder().encode
         self._info: wire.ModelInfo | None = None
         self._stats: dict[str, Any] = {}
@@ -120,6 +123,11 @@ class EngineClient:
     def stats(self) -> dict[str, Any]:
         """Return the engine's latest counts without waiting; they are under a second old."""
         return self._stats
+
+    def watch_steps(self) -> None:
+        """Let the engine send the records of its steps to ``steps`` for the next half minute."""
+        if self.is_ready:
+            self.steps.watch(lambda seconds: self._send(wire.WatchSteps(seconds)))
 
     async def wait_ready(self) -> wire.ModelInfo:
         """Wait until the model is loaded. Raises the error of a failed load."""
@@ -213,11 +221,14 @@ class EngineClient:
                 self.adapters.end(message)
             case wire.Stats(values):
                 self._stats = values
+            case wire.Steps(records):
+                self.steps.add(records)
             case wire.Progress(stage, done, total):
                 if self._on_progress is not None:
                     self._on_progress(stage, done, total)
             case wire.Ready(info):
                 self._info = info
+                self.steps.begin_engine()
                 self._changed.set()
             case wire.Failed():
                 self.fail(_failure(message, loading=self._info is None))

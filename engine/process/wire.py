@@ -11,6 +11,7 @@ import msgspec
 from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 from kiln.engine.requests.pooling import Embedder
 from kiln.engine.requests.request import NewRequest, TokenOutput
+from kiln.engine.requests.step_log import StepRecord
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -57,6 +58,12 @@ class Unload(msgspec.Struct, frozen=True, tag=True):
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Client to engine: forget the prefix index. Requests that are sent later find nothing."""
+
+
+class WatchSteps(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: for so many seconds, send the records of the last steps and of new ones."""
+
+    seconds: float
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -113,6 +120,12 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float | dict[str, float]]
 
 
+class Steps(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client, with Stats and only while it is asked to: steps that were not sent yet."""
+
+    records: list[StepRecord]
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """Engine to client: the engine is about to exit.
 
@@ -124,5 +137,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     expected: bool
 
 
-ToEngine = Add | Abort | Load | Unload | ResetPrefixCache | Stop
-ToClient = Progress | Ready | Outputs | Refused | Adapters | JobDone | Stats | Failed
+ToEngine = Add | Abort | Load | Unload | ResetPrefixCache | WatchSteps | Stop
+ToClient = Progress | Ready | Outputs | Refused | Adapters | JobDone | Stats | Steps | Failed

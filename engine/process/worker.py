@@ -66,6 +66,7 @@ class Worker:
         self._num_steps = 0
         self._last_report = 0.0
         self._last_stats: dict[str, float] = {}
+        self._watched_until = 0.0  # by who reads the records of steps
 
     def send(self, message: wire.ToClient) -> None:
         """Queue a message to the client without waiting."""
@@ -114,6 +115,8 @@ class Worker:
                     self._begin_job(core, job)
                 case wire.ResetPrefixCache():
                     core.reset_prefix_cache()
+                case wire.WatchSteps(seconds):
+                    self._watched_until = time.monotonic() + seconds
                 case wire.Stop():
                     self._stopping = True
 
@@ -151,6 +154,8 @@ class Worker:
         if stats != self._last_stats:
             self.send(wire.Stats(stats))
             self._last_stats = stats
+        if now < self._watched_until and (records := core.step_log.take()):
+            self.send(wire.Steps(records))
 
 
 def _leave_with_parent(folder: Path) -> None:

@@ -69,7 +69,7 @@ class Batch:
     @cached_property
     def num_tokens(self) -> int:
         """How many tokens the step computes."""
-        return sum(request.num_tokens for request in self.requests)
+        return sum(self.columns.num_tokens) if self.requests else 0
 
     @cached_property
     def num_samples(self) -> int:
@@ -148,7 +148,10 @@ class SampledTokens(NamedTuple):
 class StepOutput(NamedTuple):
     """The result of a step: tokens for each request that samples, an error for each that failed.
 
-    A request that samples and is missing here is computed again from its last token.
+    A request that samples and is missing here is computed again from its last token. ``graph`` is
+    the size of the CUDA graph that ran the step; "": none did, and ``why_eager`` says why.
     """
 
     tokens: tuple[SampledTokens, ...]
+    graph: str = ""
+    why_eager: str = ""

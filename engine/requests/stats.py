@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from kiln.engine.requests.batch import Batch
+from kiln.engine.requests.request import TokenOutput
 
 
 @dataclass(slots=True)
@@ -15,6 +18,18 @@ class StepCounts:
     steps: int = 0
     steps_not_ahead: int = 0
     missed: int = 0
+
+    def add(self, batch: Batch, outputs: Sequence[TokenOutput]) -> int:
+        """Count a step, and return how many tokens its requests got."""
+        self.steps += 1
+        generated = sum([len(output.token_ids) for output in outputs])
+        self.generated_tokens += generated
+        if 0 in batch.columns.num_output_tokens:
+            answered = {one.request_id for one in outputs if one.token_ids or one.embedding}
+            for row in batch.requests:
+                if row.num_output_tokens == 0 and row.request_id in answered:
+                    self.prompt_tokens += row.num_computed_tokens + row.num_tokens
+        return generated
 
 
 @dataclass(frozen=True, slots=True)

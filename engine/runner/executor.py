@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from kiln.engine.distributed.group import Group
 from kiln.engine.errors import DeviceError, KilnError, ModelError
 from kiln.engine.graphs.device import Between
-from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey
+from kiln.engine.graphs.runner import Choice, CudaGraphRunner, GraphKey
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.late_masks import LateMasks, rows_of
 from kiln.engine.runner.drafters import Propose
@@ -25,6 +24,8 @@ from kiln.engine.runner.sample_alone import Sampled, sample_or_fail_alone
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, ToSample, sample
 from kiln.engine.runner.step_frame import StepFrame
 from kiln.jit_kernels.ops.sampling.functions import sample_tokens
+
+_NO_GRAPHS = Choice(None, why_eager="there are no CUDA graphs")
 
 
 class Late(NamedTuple):
@@ -38,7 +39,7 @@ class PendingStep(NamedTuple):
     """A launched step.
 
     ``late`` is what its sampling needs, until it is launched too. ``samples`` is None if no request
-    samples, ``reports`` if none wants any; ``failed`` as of Sampled.
+    samples, ``reports`` if none wants any; ``failed`` as of Sampled; ``choice``: the graph.
     """
 
     batch: Batch
@@ -46,6 +47,7 @@ class PendingStep(NamedTuple):
     samples: PendingSamples | None = None
     reports: PendingReports | None = None
     failed: Mapping[str, SampledTokens] = {}
+    choice: Choice = _NO_GRAPHS
 
 
 class Executor:
@@ -92,12 +94,13 @@ class Executor:
         if self._lost:
             raise DeviceError(self._lost)
         with explained(self.step.device, _about(batch)):
-            key = self._graph_of(batch)
+            choice = self._graph_of(batch)
             words = self.step.inputs.send(batch)
+        compute = partial(self._compute, batch, choice.key)
         if self.announce is None:
-            return self._explained(batch, partial(self._compute, batch, key))
-        announce = partial(self.announce, StepFrame(batch, key, words))
-        return self._on_all_ranks(batch, announce, partial(self._compute, batch, key))
+            return self._explained(batch, compute)._replace(choice=choice)
+        announce = partial(self.announce, StepFrame(batch, choice.key, words))
+        return self._on_all_ranks(batch, announce, compute)._replace(choice=choice)
 
     @torch.inference_mode()
     def bind(self, step: PendingStep, masks: LateMasks) -> PendingStep:
@@ -105,8 +108,9 @@ class Executor:
         assert step.late is not None, "its sampling is queued already"
         compute = partial(self._sample, step.late, step.batch, masks)
         if self.announce is None:
-            return self._explained(step.batch, compute)
-        return self._on_all_ranks(step.batch, partial(self.announce, None), compute)
+            return self._explained(step.batch, compute)._replace(choice=step.choice)
+        announce = partial(self.announce, None)
+        return self._on_all_ranks(step.batch, announce, compute)._replace(choice=step.choice)
 
     def _explained(self, batch: Batch, compute: Callable[[], Late | Sampled | None]) -> PendingStep:
         with explained(self.step.device, _about(batch)):
@@ -171,7 +175,7 @@ class Executor:
                 tokens = tuple(step.failed.get(one.request_id, one) for one in tokens)
             if step.reports is not None:
                 tokens = step.reports.added_to(tokens)
-            output = StepOutput(tokens)
+            output = StepOutput(tokens, step.choice.size, step.choice.why_eager)
         self.group.check()  # sums without all ranks give tokens that mean nothing
         return output
 
@@ -190,16 +194,13 @@ class Executor:
             reports = PendingReports(computed.reports, batch)
         return PendingStep(batch, None, copies, reports, computed.failed)
 
-    def _graph_of(self, batch: Batch) -> GraphKey | None:
-        """Return the graph that a batch runs in; None, and the reason is counted, if in none."""
+    def _graph_of(self, batch: Batch) -> Choice:
+        """Return the graph that a batch runs in. If it runs in none, the reason is counted."""
         graphs = self.graphs
         if graphs is None or not graphs.is_ready:
-            return None
+            return _NO_GRAPHS
         reason = self.step.why_eager(batch)
-        if not reason:
-            return graphs.choose(batch)
-        graphs.counts.fallbacks[reason] += 1
-        return None
+        return graphs.refuse(reason) if reason else graphs.choose(batch)
 
     def _compute(self, batch: Batch, key: GraphKey | None) -> Late | Sampled | None:
         """Run the step of the message that was sent last. Ranks above 0 may return None."""
@@ -324,27 +325,3 @@ def _sampling(batch: Batch) -> Sequence[ScheduledRequest]:
     if all(batch.columns.num_samples):
         return batch.requests
     return [request for request in batch.requests if request.num_samples]
-
-
-class ThreadedExecutor:
-    """The same on a CPU, in a thread: the caller schedules while the step runs."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-step")
-
-    def launch(self, batch: Batch) -> Future[PendingStep]:
-        """Queue a step behind those that were launched before."""
-        return self.thread.submit(self._executor.launch, batch)
-
-    def bind(self, step: Future[PendingStep], masks: LateMasks) -> Future[PendingStep]:
-        """Queue the sampling of a late step behind its forward pass."""
-        return self.thread.submit(lambda: self._executor.bind(step.result(), masks))
-
-    def collect(self, step: Future[PendingStep]) -> StepOutput:
-        """Wait for a step and return its tokens. Raises what the step raised."""
-        return self._executor.collect(step.result())
-
-    def close(self, *, wait: bool) -> None:
-        """End the thread behind the steps that were launched."""
-        self.thread.shutdown(wait=wait)

@@ -28,13 +28,14 @@ from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.capture import capture_graphs, measure_graphs
 from kiln.engine.runner.device import resolve_device
 from kiln.engine.runner.drafters import proposer
-from kiln.engine.runner.executor import Executor, ThreadedExecutor
+from kiln.engine.runner.executor import Executor
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.loaded_model import load
 from kiln.engine.runner.memory import MemoryUse
 from kiln.engine.runner.offload import host_memory
 from kiln.engine.runner.sums import patience_ms
+from kiln.engine.runner.threaded_executor import ThreadedExecutor
 from kiln.engine.runner.trial import attempt, in_one_block, trial_steps, try_step
 from kiln.jit_kernels.declare.settings import settings
 

@@ -17,7 +17,8 @@ from kiln.engine.kv.host_blocks import HostBlocks
 from kiln.engine.kv.host_memory import HostMemory, slot_bytes
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.models.loader import Progress
-from kiln.engine.runner.executor import Executor, ThreadedExecutor
+from kiln.engine.runner.executor import Executor
+from kiln.engine.runner.threaded_executor import ThreadedExecutor
 
 logger = logging.getLogger(__name__)
 

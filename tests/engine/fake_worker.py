@@ -14,6 +14,7 @@ from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.process.worker import run
 from kiln.engine.requests.finish import stop_token_ids
+from kiln.engine.requests.step_log import StepLog, StepRecord
 
 REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
 FAIL, FAIL_AT_ONCE = 1007, 1008
@@ -34,6 +35,8 @@ class FakeCore:
     def __init__(self, step_seconds=0.0):
         self.requests = {}
         self.step_seconds = step_seconds
+        self.num_steps = 0
+        self.step_log = StepLog()
         self.adapters = AdapterJobs(AdapterSlots(), LoRAConfig())
 
     @property
@@ -56,12 +59,20 @@ class FakeCore:
 
     def step(self):
         time.sleep(self.step_seconds)
+        self._record()
         speaking = [
             request_id
             for request_id, (new, _) in self.requests.items()
             if new.prompt_token_ids[-1] != SILENT
         ]
         return [self._advance(request_id) for request_id in speaking]
+
+    def _record(self):
+        self.num_steps += 1
+        rows, now = len(self.requests), time.monotonic()
+        times = (now - self.step_seconds, self.step_seconds, self.step_seconds)
+        step = (*times, "decode", rows, rows, 0, rows, str(rows), "")
+        self.step_log._records.append(StepRecord(self.num_steps, *step))
 
     def _advance(self, request_id):
         from kiln.engine.requests.request import TokenOutput

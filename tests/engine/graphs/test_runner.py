@@ -63,10 +63,12 @@ def made(steps, keys=(*DECODE, *PREFILL), captured=True, **options):
 def fit(runner, step):
     """The key that a step runs in, or the reason why there is none."""
     before = runner.counts.fallbacks.copy()
-    key = runner.choose(step)
-    if key is not None:
-        return key
+    choice = runner.choose(step)
+    if choice.key is not None:
+        assert (choice.size, choice.why_eager) == (str(choice.key), "")
+        return choice.key
     (reason,) = runner.counts.fallbacks - before
+    assert (choice.size, choice.why_eager) == ("", reason)
     return reason
 
 

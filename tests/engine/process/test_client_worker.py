@@ -60,6 +60,31 @@ def with_client(test, **options):
     return asyncio.run(run())
 
 
+def test_records_of_steps_come_only_while_they_are_watched():
+    async def test(client, process):
+        await collect(client.stream(request("a", 1, max_tokens=5)))
+        async with asyncio.timeout(30):
+            while client.stats().get("running") != 0:
+                await asyncio.sleep(0.01)
+        assert client.steps.end == 0
+        client.watch_steps()
+        async with asyncio.timeout(30):
+            while client.steps.end < 5:
+                await asyncio.sleep(0.01)
+        await collect(client.stream(request("b", 1, max_tokens=3)))
+        async with asyncio.timeout(30):
+            while client.steps.end < 8:
+                await asyncio.sleep(0.01)
+        first, steps = client.steps.since(0)
+        assert first == 0
+        assert [one.record.number for one in steps] == [*range(1, 9)]
+        assert {(one.engine, one.record.kind, one.record.graph) for one in steps} == {
+            (1, "decode", "1")
+        }
+
+    with_client(test)
+
+
 async def collect(stream):
     return [output async for output in stream]
 
