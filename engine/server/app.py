@@ -29,7 +29,9 @@ from kiln.engine.server.responses_api.body import ResponsesRequest
 from kiln.engine.server.responses_api.routes import responses_router
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
+from kiln.engine.server.stats import stats_router
 from kiln.engine.server.status import status_router
+from kiln.engine.server.timeline import timeline_router
 from kiln.engine.server.tokenize import DetokenizeRequest, TokenizeRequest, tokenize_router
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -43,6 +45,8 @@ _ROUTERS = (
     models_router,
     adapter_router,
     kernels_router,
+    stats_router,
+    timeline_router,
     status_router,
 )
 _BODIES = (

@@ -6,7 +6,7 @@ the label ``model_name``, the first served name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -77,6 +77,10 @@ class Metrics:
         self.e2e_request_latency = self._histogram(
             "e2e_request_latency_seconds", "From the request to its last token.", _WAIT_BUCKETS
         )
+
+    def collect(self) -> Iterable[Metric]:
+        """Return each metric once, under Kiln's name."""
+        return self._own.collect()
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics and their content type: OpenMetrics if accepted, else plain text."""

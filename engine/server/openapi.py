@@ -50,6 +50,15 @@ def describe_body(
     }
 
 
+def describe_answer(answer: Any, parameters: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the keyword arguments that document what a GET route answers, and its parameters."""
+    told: dict[int, Any] = {200: {"model": answer, "description": "The response"}}
+    if not parameters:
+        return {"responses": told}
+    told[400] = {"model": ErrorEnvelope, "description": "A parameter is wrong"}
+    return {"responses": told, "openapi_extra": {"parameters": list(parameters)}}
+
+
 def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     """Make the app document the bodies ``models``; the document is built on first use."""
     build = app.openapi
