@@ -11,10 +11,7 @@ from typing import Any, Literal, get_args
 from kiln.engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
-DTypeName = Literal[
-    "auto", "float32", "float", "fp32", "float16", "half", "fp16", "bfloat16", "bf16"
-]
-DTYPE_NAMES: tuple[DTypeName, ...] = get_args(DTypeName)
+DTypeName = DType | Literal["float", "fp32", "half", "fp16", "bf16"]
 LoadFormat = Literal["auto", "dummy"]
 Task = Literal["auto", "generate", "embed"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -32,10 +29,7 @@ LEAST_BUDGET = 2048  # of the defaults of max_num_batched_tokens
 
 
 def dtype_named(name: object) -> str:
-    """Return the dtype of a name such as "half", in any case; of a torch.dtype too.
-
-    A text that is no such name is returned as it is.
-    """
+    """Return the dtype of a DTypeName in any case, or of a torch.dtype; other texts as they are."""
     text = str(name).removeprefix("torch.").lower()
     others = {"float32": ("float", "fp32"), "float16": ("half", "fp16"), "bfloat16": ("bf16",)}
     return next((dtype for dtype, names in others.items() if text in names), text)
@@ -53,7 +47,7 @@ class ModelConfig:
     ``revision`` is a branch, a tag or a commit of the hub's repository. ``tokenizer`` is another
     folder or hub id to read the tokenizer and its chat templates from. ``hf_overrides`` is a JSON
     object that is merged into config.json: null removes a key, and objects are merged key by key.
-    ``dtype`` may have any of DTYPE_NAMES, or be a torch.dtype; the field then holds the first name.
+    ``dtype`` may be a DTypeName or a torch.dtype too.
     """
 
     model: str
@@ -74,8 +68,8 @@ class ModelConfig:
         """Check the choices. Raises ConfigError."""
         device = self.device.partition(":")[0]
         _require(device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
-        dtype, given = dtype_named(self.dtype), str(self.dtype)[:80]
-        _require(dtype in get_args(DType), "dtype", given, f"one of {', '.join(DTYPE_NAMES)}")
+        dtype, wanted = dtype_named(self.dtype), "auto, float32, float16 (half, fp16) or bfloat16"
+        _require(dtype in get_args(DType), "dtype", str(self.dtype)[:80], f"{wanted} (bf16)")
         object.__setattr__(self, "dtype", dtype)
         formats = ("auto", "dummy")
         _require(self.load_format in formats, "load_format", self.load_format, "auto or dummy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.cli.flags import Flag, group
+from kiln.engine.cli.several import is_number, is_pair_like
 from kiln.engine.config import dtype_named
 
 MODEL = group(
@@ -154,6 +155,7 @@ GRAPHS = group(
         "--cuda-graph-bs --cuda-graph-sizes --cudagraph-capture-sizes",
         "batch sizes to capture; default: about 30, an eighth apart",
         "graphs.bs",
+        fits=is_number,
     ),
     Flag(
         "--enable-cudagraph-gc",
@@ -170,6 +172,7 @@ LORA = group(
         "adapters in PEFT's format to load at start; a request names one as its model",
         metavar="NAME=PATH",
         nargs="+",
+        fits=is_pair_like,
     ),
     Flag(
         "--lora-root",

@@ -9,6 +9,8 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from kiln.engine.cli.parser import KilnParser
+from kiln.engine.cli.several import Fits, Several
 from kiln.engine.config import EngineConfig
 
 Group = tuple[str, Sequence["Flag"]]  # title in ``--help``, and its flags
@@ -21,7 +23,9 @@ class Flag:
     ``names``: separated by spaces. The first long one is the flag's own; the others are accepted as
     well, and most of them are vLLM's. ``setting``: "part.field" of EngineConfig, whose annotation
     says how values are read; empty if it is no setting of the engine. ``switch``: the setting's
-    value if the flag is given; such a flag takes no value. A flag that is not given is None.
+    value if the flag is given; such a flag takes no value. ``fits``, of a flag of several words:
+    whether a word can be one of its values; the last one that cannot is MODEL. A flag that is not
+    given is None.
     """
 
     names: str
@@ -32,6 +36,7 @@ class Flag:
     choices: Sequence[str] | None = None
     nargs: str | None = None
     switch: Any = None
+    fits: Fits | None = None
 
     @property
     def name(self) -> str:
@@ -51,6 +56,8 @@ class Flag:
             for name in ("type", "metavar", "choices", "nargs"):
                 if getattr(self, name) is not None:
                     options[name] = getattr(self, name)
+            if options.get("nargs") == "+":
+                options |= {"action": Several, "fits": self.fits}
         parser.add_argument(*self.names.split(), dest=self.dest, help=self.help, **options)
 
 
@@ -78,9 +85,13 @@ def group(title: str, *flags: Flag) -> Group:
     return title, flags
 
 
-def add_groups(parser: argparse.ArgumentParser, groups: Iterable[Group]) -> None:
-    """Declare the flags of some groups."""
+def add_groups(
+    parser: argparse.ArgumentParser, groups: Iterable[Group], part: str = "server"
+) -> None:
+    """Declare the flags of some groups, which are folded in the help; ``part`` names them all."""
     for title, flags in groups:
+        if isinstance(parser, KilnParser):
+            parser.folded[title] = part
         group = parser.add_argument_group(title)
         for flag in flags:
             flag.add_to(group)

@@ -27,10 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         read(families())
         parser = build_parser()
-        words = sys.argv[1:] if argv is None else argv
+        words = list(sys.argv[1:] if argv is None else argv)
         if not words:
             parser.print_help()
             return OK
+        if words[0] == "help":
+            words = [*words[1:], "--help"]
         args = parser.parse_args(words)
         debug = args.debug
         return int(args.run(args))
@@ -51,16 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> KilnParser:
     """Return the parser of the whole command."""
     parser = KilnParser(
-        prog="kiln", description="Serve language models on kernels compiled at start-up."
+        prog="kiln",
+        description="Serve language models on kernels compiled at start-up.",
+        epilog="kiln COMMAND --help shows the flags of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"kiln {kiln.__version__}")
+    shown = f"kiln {kiln.__version__}"
+    parser.add_argument("-v", "--version", action="version", version=shown, help="print it")
+    parser.set_defaults(debug=False)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    form = argparse.RawDescriptionHelpFormatter
-    for own in add_commands(subparsers, commands, formatter_class=form):
-        own.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    for own in add_commands(subparsers, commands):
+        told = "show tracebacks of errors"
+        own.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=told)
     return parser
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.vllm_flags import ABSENT
 
 # Flag -> the values that mean what Kiln does anyway; none if it takes no value.
@@ -47,17 +47,16 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def add_neutral_flags(parser: argparse.ArgumentParser) -> None:
-    """Accept the flags of vLLM's that mean what Kiln does anyway, and list them in the epilog."""
+    """Accept the flags of vLLM's that mean what Kiln does anyway; the whole help lists them."""
     for name, values in NEUTRAL.items():
         number = None if values else 0  # None: one
         parser.add_argument(name, action=_Neutral, nargs=number, help=argparse.SUPPRESS)
-    shown = (" ".join((name, "|".join(values))).strip() for name, values in NEUTRAL.items())
-    parser.epilog = textwrap.fill(
-        "Of vLLM's flags, these are accepted because they say what Kiln does anyway: "
-        f"{', '.join(shown)}.",
-        78,
-        break_on_hyphens=False,
-    )
+    if isinstance(parser, KilnParser):
+        shown = (" ".join((name, "|".join(values))).strip() for name, values in NEUTRAL.items())
+        parser.small_print.append(
+            "Of vLLM's flags, these are accepted because they say what Kiln does anyway: "
+            f"{', '.join(shown)}."
+        )
 
 
 class _Neutral(argparse.Action):

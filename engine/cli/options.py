@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.flags import add_groups, command_line, settings_of
+from kiln.engine.cli.several import is_model_folder
 from kiln.engine.config import EngineConfig, LoRAModule
 from kiln.engine.config_forms import checked_speculative, config_of
 from kiln.engine.errors import ConfigError, ModelError
@@ -29,7 +30,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder in Hugging Face format, or a hub id; default: the demo model",
     )
     parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL")
-    add_groups(parser, ENGINE)
+    add_groups(parser, ENGINE, "engine")
 
 
 def engine_config(args: argparse.Namespace, model: Path | str) -> EngineConfig:
@@ -69,7 +70,8 @@ def lora_modules(args: argparse.Namespace) -> tuple[LoRAModule, ...]:
 def _lora_module(given: str) -> LoRAModule:
     """Return an adapter given as NAME=PATH, or as vLLM's {"name": …, "path": …}."""
     wanted = ConfigError(
-        f'--lora-modules {given[:80]!r}: want NAME=PATH, or {{"name": …, "path": …}}'
+        f'--lora-modules {given[:80]!r}: want NAME=PATH, or {{"name": …, "path": …}}; write MODEL '
+        "before it"
     )
     if not given.startswith("{"):
         name, equals, path = given.partition("=")
@@ -96,13 +98,15 @@ def model_of(args: argparse.Namespace) -> str:
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the names of the model: the flag's, else the folder's name or the hub id.
 
-    Raises ConfigError if there are several names and no MODEL: the last name may be the MODEL.
+    Raises ConfigError if there is no MODEL, and the last name may be it.
     """
     names = tuple(getattr(args, "served_model_name", None) or ())
-    if len(names) > 1 and args.model is None and args.model_flag is None:
+    is_unnamed = args.model is None and args.model_flag is None
+    if is_unnamed and (len(names) > 1 or any(map(is_model_folder, names))):
+        last = names[-1][:80]
         raise ConfigError(
-            f"--served-model-name {' '.join(names)[:80]}: takes every word behind it as a name; "
-            "write MODEL before it"
+            f"--served-model-name {' '.join(names)[:80]}: it takes every word behind it, so that "
+            f"{last!r} may be a name or MODEL: write MODEL before it, or --model MODEL"
         )
     if names:
         return names

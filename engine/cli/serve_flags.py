@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kiln.engine.cli.flags import Flag, group
+from kiln.engine.cli.several import is_origin_like
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -28,6 +29,7 @@ SERVER = group(
         "all; also a JSON list. Default: none but the pages of this server",
         metavar="ORIGIN",
         nargs="+",
+        fits=is_origin_like,
     ),
     Flag(
         "--timeout-keep-alive",

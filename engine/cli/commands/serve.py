@@ -19,16 +19,30 @@ from kiln.engine.cli.engine_flags import LORA
 from kiln.engine.cli.flags import add_groups
 from kiln.engine.cli.neutral_flags import add_neutral_flags
 from kiln.engine.cli.options import add_engine_arguments
+from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.cli.serve_flags import CHATS, SERVER
 
 HELP = "serve a model over OpenAI's API"
+OFTEN = (
+    "--host",
+    "--port",
+    "--api-key-file",
+    "--served-model-name",
+    "--max-model-len",
+    "--tensor-parallel-size",
+    "--gpu-memory-utilization",
+    "--lora-modules",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
-    add_groups(parser, (LORA, CHATS, SERVER))
+    add_groups(parser, (LORA,), "engine")
+    add_groups(parser, (CHATS, SERVER))
+    if isinstance(parser, KilnParser):
+        parser.often = OFTEN
     parser.set_defaults(host="127.0.0.1", port=8000, log_level="warning")
     parser.set_defaults(timeout_keep_alive=75.0, shutdown_timeout=30.0)
     add_neutral_flags(parser)

@@ -10,7 +10,7 @@ from kiln.engine.cli.commands import serve
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.main import build_parser, main
 from kiln.engine.cli.neutral_flags import NEUTRAL
-from kiln.engine.cli.options import engine_config, engine_flags, model_of, served_names
+from kiln.engine.cli.options import engine_config, engine_flags, model_of
 from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.serve_flags import SERVER
 from kiln.engine.cli.vllm_flags import ABSENT
@@ -121,14 +121,6 @@ def test_an_unknown_flag_names_the_nearest(capsys, words, hint):
         build_parser().parse_args(words)
     assert end.value.code == 2
     assert hint in capsys.readouterr().err
-
-
-def test_several_names_of_the_model():
-    assert served_names(parse("m", "--served-model-name", "a", "b")) == ("a", "b")
-    assert served_names(parse("--served-model-name", "a", "b", "--model", "m")) == ("a", "b")
-    assert served_names(parse("--served-model-name", "a")) == ("a",)
-    with pytest.raises(ConfigError, match="write MODEL before it"):
-        served_names(parse("--served-model-name", "a", "path/to/model"))
 
 
 def test_the_model_is_given_once():
