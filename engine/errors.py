@@ -18,6 +18,7 @@ KilnError
 │   └── CustomAllReduceTimeout   a rank did not come to a sum over the ranks; the message names it
 ├── EngineClosedError  the engine was closed, or this process is a fork of the one that made it
 └── EngineDeadError  the engine process is gone or frozen
+    └── RequestLostError   it had the request, which may be what ended it: do not send it again
 """
 
 from __future__ import annotations
@@ -122,3 +123,10 @@ class EngineClosedError(KilnError):
 
 class EngineDeadError(KilnError):
     """The engine process died or stopped making progress; requests in flight are lost."""
+
+
+class RequestLostError(EngineDeadError):
+    """The engine ended while it had this request.
+
+    The request may be what ended it. So it must not be sent again without the user's decision.
+    """

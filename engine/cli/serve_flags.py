@@ -43,6 +43,13 @@ SERVER = group(
         type=float,
         metavar="SECONDS",
     ),
+    Flag(
+        "--max-restarts",
+        "how often in a row an engine that died or froze is started again, after 1, 2, 4 … s; "
+        "5 minutes of service end the row; 0: the server exits instead; default 3",
+        type=int,
+        metavar="N",
+    ),
     Flag("--log-level", "default warning", choices=LOG_LEVELS),
 )
 CHATS = group(

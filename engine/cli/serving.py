@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from contextlib import closing
 
 import kiln
@@ -17,6 +18,7 @@ from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
+from kiln.engine.process.supervisor import RestartPolicy, Supervisor
 from kiln.engine.server.app import create_app
 from kiln.engine.server.run import Seconds, serve
 from kiln.engine.server.serving import ServerSettings, read_defaults
@@ -26,11 +28,15 @@ from kiln.engine.text.tokenizer import Tokenizer
 def run_server(
     args: argparse.Namespace,
     process: EngineProcess,
+    spawn: Callable[[], EngineProcess],
     listener: socket.socket,
     files: ModelFiles,
     api_key: str | None,
 ) -> int:
-    """Serve until a signal and return 0. Raises KilnError if the engine fails."""
+    """Serve until a signal and return 0. Raises KilnError if the engine cannot be kept running.
+
+    ``process`` is the first engine process, ``spawn`` starts another one.
+    """
     tokenizer = Tokenizer.load_if_present(files, args.chat_template)
     names = tuple(module.name for module in lora_modules(args))
     templates = [] if tokenizer is None else tokenizer.chat_template_sources
@@ -44,18 +50,19 @@ def run_server(
         replies=reply_formats(args, templates),
     )
     seconds = Seconds(keep_alive=args.timeout_keep_alive, shutdown=args.shutdown_timeout)
+    policy = RestartPolicy(args.max_restarts)
     url = url_of(listener)
 
     async def run() -> None:
         with closing(LoadingDisplay()) as display:
-            async with EngineClient(process, display) as client:
-                app = create_app(client, tokenizer, settings)
+            async with Supervisor(process, spawn, policy, display) as engine:
+                app = create_app(engine, tokenizer, settings)
 
                 def announce() -> None:
                     display.close()
-                    _print_summary(client, settings, tokenizer, url, process.started)
+                    _print_summary(engine.client, settings, tokenizer, url, process.started)
 
-                await serve(app, client, listener, seconds, announce)
+                await serve(app, engine, listener, seconds, announce)
 
     asyncio.run(run())
     return 0

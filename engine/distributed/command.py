@@ -10,6 +10,7 @@ from typing import Any
 
 import kiln
 
+KILL_SECONDS = 30.0  # for a killed process to end
 _LONGEST_PATH = 80  # of the folder; that of a Unix socket in it has at most 107 bytes
 # Kiln's folder is first in sys.path only while Kiln is imported, then last: if it is site-packages,
 # it may contain backports that shadow the standard library.
@@ -30,13 +31,19 @@ def module_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-c", _BOOT.format(module=module), root]
 
 
-def end_process(process: subprocess.Popen[Any], seconds: float) -> int:
-    """Wait some seconds for a process to exit, then kill it; return its exit code."""
+def end_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
+    """Wait some seconds for a process to exit, then kill it; return its exit code.
+
+    None if it does not end although it was killed: a device driver may hold it.
+    """
     try:
         return process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
+    try:
+        return process.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def private_folder() -> Path:

@@ -8,6 +8,7 @@ raises.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 import subprocess
@@ -56,6 +57,9 @@ class Followers:
         """
         folder = private_folder()
         children: dict[int, subprocess.Popen[bytes]] = {}
+        # Ctrl-C reaches rank 0 only. An engine process has a session of its own already: its ranks
+        # stay in it, so that whoever kills the session's processes kills all of them.
+        reached = os.getsid(0) != os.getpid()
         try:
             address = str(folder / "ranks")
             with listen(address) as listener:
@@ -63,7 +67,7 @@ class Followers:
                     children[rank] = subprocess.Popen(
                         [*module_command(module), str(rank), address],
                         stdin=subprocess.DEVNULL,
-                        start_new_session=True,  # Ctrl-C reaches rank 0 only
+                        start_new_session=reached,
                     )
                 members = join(listener, size, children, _START_SECONDS)
             return cls(members, folder, on_lost)

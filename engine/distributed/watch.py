@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from kiln.engine.distributed.channel import Closed, Kind
+from kiln.engine.distributed.held_for import HeldFor
 from kiln.engine.distributed.joining import Member
+from kiln.engine.distributed.process_state import STOPPED_LIMIT, is_stopped
 from kiln.engine.errors import DeviceError, KilnError, loading_error
 
 SILENT_SECONDS = 8.0  # a follower says every second that it lives
@@ -36,6 +38,7 @@ class Watch:
         self.serving = False
         self.closing = False
         self._members = {member.life.fileno(): member for member in members}
+        self._held = {number: HeldFor() for number in self._members}  # by SIGSTOP
         self._selector = selectors.DefaultSelector()
         for number in self._members:
             self._selector.register(number, selectors.EVENT_READ)
@@ -52,7 +55,7 @@ class Watch:
             if now - looked > 4 * _CHECK_SECONDS:  # this process itself was stopped
                 heard = dict.fromkeys(heard, now)
             looked = now
-            error = error or self._silent(heard, now)
+            error = error or self._stopped() or self._silent(heard, now)
             if self.closing:
                 return
             if error is not None:
@@ -74,6 +77,16 @@ class Watch:
                 self._replied((member.rank, json.loads(content)["error"]))
             elif kind is Kind.FAILED:
                 return self._failure(member, json.loads(content))
+        return None
+
+    def _stopped(self) -> KilnError | None:
+        """Return why a rank on this machine is lost if it is stopped, long before its silence."""
+        for number, member in self._members.items():
+            stops = member.child is not None and is_stopped(member.pid)
+            if self._held[number].look(stops) > STOPPED_LIMIT:
+                return DeviceError(
+                    f"{self._name(member)} was stopped (SIGSTOP) for {STOPPED_LIMIT:g} s; {_AGAIN}"
+                )
         return None
 
     def _silent(self, heard: dict[int, float], now: float) -> KilnError | None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 
 from kiln.engine import errors
-from kiln.engine.errors import AdapterError, KilnError
+from kiln.engine.errors import AdapterError, EngineDeadError, KilnError
 from kiln.engine.process import wire
 from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 
@@ -25,6 +25,7 @@ class AdapterCalls:
         self.adapters: dict[str, AdapterInfo] = {}
         self._send = send
         self._waiting: dict[str, asyncio.Future[dict[str, AdapterInfo]]] = {}
+        self._error: KilnError | None = None  # what ended the engine
 
     async def load(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
         """Load an adapter. Raises AdapterError, AdapterPathError, AdapterBusyError."""
@@ -47,7 +48,8 @@ class AdapterCalls:
             future.set_exception(_ERRORS.get(done.kind, AdapterError)(done.message))
 
     def fail(self, error: KilnError) -> None:
-        """End all jobs with the error that ended the engine."""
+        """End all jobs with the error that ended the engine, and accept no more."""
+        self._error = error
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
@@ -55,8 +57,10 @@ class AdapterCalls:
     async def _run(self, job_id: str, message: wire.Load | wire.Unload) -> dict[str, AdapterInfo]:
         """Send a job, wait for its end, and return the adapters of that moment.
 
-        A caller that is cancelled leaves the job running.
+        A caller that is cancelled leaves the job running. Raises EngineDeadError.
         """
+        if self._error is not None:
+            raise EngineDeadError(str(self._error))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[dict[str, AdapterInfo]] = loop.create_future()
         self._waiting[job_id] = future

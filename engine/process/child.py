@@ -16,6 +16,7 @@ from pathlib import Path
 from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import config_text
 from kiln.engine.distributed.command import end_process, module_command, private_folder
+from kiln.engine.distributed.process_state import cpu_seconds, end_group, is_stopped
 from kiln.engine.errors import ConfigError
 
 
@@ -26,6 +27,7 @@ class EngineProcess:
     child: subprocess.Popen[bytes]
     folder: Path
     started: float = field(default_factory=time.monotonic)
+    _has_ended: bool = False  # its number, and that of its group, may be another's now
 
     @classmethod
     def spawn(cls, config: EngineConfig, command: list[str] | None = None) -> EngineProcess:
@@ -54,23 +56,27 @@ class EngineProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process is stopped by a signal (SIGSTOP).
+        """Whether the process is stopped by a signal (SIGSTOP)."""
+        return is_stopped(self.child.pid)
 
-        Source: proc_pid_stat(5), the third field.
+    @property
+    def cpu_seconds(self) -> float:
+        """The processor time that the process has used."""
+        return cpu_seconds(self.child.pid)
+
+    def stop(self, grace: float = 0.0) -> bool:
+        """Wait ``grace`` seconds for the process to exit, then kill it, and its ranks with it.
+
+        Returns whether all of them have ended: one that a device driver holds does not.
         """
-        try:
-            stat = Path(f"/proc/{self.child.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] == "T"
-
-    def stop(self, grace: float = 0.0) -> int:
-        """Wait ``grace`` seconds for the process to exit, then kill it; return its exit code."""
+        if self._has_ended:
+            return True
         if self.child.stdin is not None:
             self.child.stdin.close()
         code = end_process(self.child, grace)
+        self._has_ended = code is not None and end_group(self.child.pid)
         shutil.rmtree(self.folder, ignore_errors=True)
-        return code
+        return self._has_ended
 
 
 def requests_address(folder: Path) -> str:

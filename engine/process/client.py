@@ -3,15 +3,15 @@
     starting --Ready--> ready --exit, Failed, close--> over
 
 A stream ends in one of three ways: all its requests finish, the reader closes it (which aborts its
-unfinished requests in the engine), or it raises EngineDeadError. ``adapters`` loads and
-unloads LoRA adapters.
+unfinished requests in the engine), or it raises EngineDeadError: RequestLostError if the engine
+ended by itself. ``adapters`` loads and unloads LoRA adapters.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +20,9 @@ import zmq
 import zmq.asyncio
 
 from kiln.engine import errors
-from kiln.engine.errors import EngineDeadError, KilnError, RequestError
+from kiln.engine.distributed.held_for import HeldFor
+from kiln.engine.distributed.process_state import STOPPED_LIMIT
+from kiln.engine.errors import EngineDeadError, KilnError, RequestError, RequestLostError
 from kiln.engine.process import wire
 from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.child import EngineProcess, outputs_address, requests_address
@@ -28,7 +30,6 @@ from kiln.engine.process.step_ring import StepRing
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
-STOPPED_LIMIT = 12.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
 _WATCH_EVERY = 0.2  # seconds between checks of the process
 _LAST_MESSAGE = 2.0  # seconds to wait for the message of a process that ended by itself
 _MOST_JOINED = 64  # messages that are read before the readers of streams run
@@ -44,7 +45,11 @@ ShowProgress = Callable[[str, int, int], None]  # stage, done, total
 
 
 class EngineClient:
-    """The client of one engine process; use it as an async context manager, on one event loop."""
+    """The client of one engine process; use it as an async context manager, on one event loop.
+
+    An engine that is stopped for ``stopped_limit`` seconds, or gives no sign of a step for
+    ``stall_limit`` seconds while it has requests, is taken for dead. None: a step may last forever.
+    """
 
     def __init__(
         self,
@@ -52,12 +57,16 @@ class EngineClient:
         on_progress: ShowProgress | None = None,
         *,
         stopped_limit: float = STOPPED_LIMIT,
+        stall_limit: float | None = None,
         steps: StepRing | None = None,
     ) -> None:
         self._process = process
         self._on_progress = on_progress
-        self._stopped_limit = stopped_limit
+        self._stopped_limit, self._stall_limit = stopped_limit, stall_limit
         self._context = zmq.asyncio.Context(io_threads=1)
+        # Sends must work in ``finally`` blocks, so they are plain calls that never block.
+        self._requests = zmq.Context(self._context).socket(zmq.PUSH)
+        self._outputs = self._context.socket(zmq.PULL)
         self._streams: dict[str, TokenStream] = {}
         self._reached: dict[TokenStream, None] = {}  # by messages, and not woken yet
         self.adapters = AdapterCalls(self._send)
@@ -68,14 +77,15 @@ class EngineClient:
         self._error: KilnError | None = None
         self._changed = asyncio.Event()  # ready, or over
         self._over = asyncio.Event()
-        self._last_message = time.monotonic()
+        self._heard = False  # a message, since _watch has looked
+        self._cpu_seconds = 0.0  # of the process, when _watch has looked
+        self._frozen = False
+        self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
+        self.has_ended = False  # ``close`` has seen the end of the process and its ranks
 
     async def __aenter__(self) -> EngineClient:
-        """Open the sockets, and start to listen and to watch the process."""
-        # Sends must work in ``finally`` blocks, so they are plain calls that never block.
-        self._requests = zmq.Context(self._context).socket(zmq.PUSH)
-        self._outputs = self._context.socket(zmq.PULL)
+        """Bind the sockets, and start to listen and to watch the process."""
         for socket in (self._requests, self._outputs):
             socket.set_hwm(0)
             socket.linger = 0
@@ -87,13 +97,24 @@ class EngineClient:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Stop the engine and release everything; open streams end with an error."""
+        """Do what ``close`` does."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop the engine and release everything; open streams end with an error. May be repeated.
+
+        The process and its ranks have ended afterwards, unless ``has_ended`` is false.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._send(wire.Stop())
         self.fail(EngineDeadError("the engine was stopped"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._process.stop, _STOP_GRACE if self._info else 0.0)
+        grace = _STOP_GRACE if self._info and not self._frozen else 0.0
+        self.has_ended = await asyncio.to_thread(self._process.stop, grace)
         for socket in (self._requests, self._outputs):
             socket.close(linger=0)
         self._context.term()
@@ -109,16 +130,16 @@ class EngineClient:
         return not self._over.is_set()
 
     @property
+    def has_served(self) -> bool:
+        """Whether the engine is ready, or was before it ended."""
+        return self._info is not None
+
+    @property
     def model_info(self) -> wire.ModelInfo:
         """The served model. Raises EngineDeadError before the engine is ready."""
         if self._info is None:
             raise self._error or EngineDeadError("the engine is still loading the model")
         return self._info
-
-    @property
-    def seconds_without_progress(self) -> float:
-        """Seconds without a message from the engine while requests are in flight; else 0."""
-        return time.monotonic() - self._last_message if self._streams else 0.0
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's latest counts without waiting; they are under a second old."""
@@ -149,8 +170,6 @@ class EngineClient:
         """
         self._check_ready()
         stream = TokenStream([request.request_id for request in requests], self._abort)
-        if not self._streams:
-            self._last_message = time.monotonic()
         for request in requests:
             self._streams[request.request_id] = stream
             self._send(wire.Add(request))
@@ -178,7 +197,7 @@ class EngineClient:
 
     def _check_ready(self) -> None:
         if not self.is_ready:
-            raise self._error or EngineDeadError("the engine is still loading the model")
+            raise EngineDeadError(str(self._error or "the engine is still loading the model"))
 
     def _send(self, message: wire.ToEngine) -> None:
         # The queue is unbounded, so Again means that no peer is connected: the engine has exited,
@@ -207,7 +226,7 @@ class EngineClient:
 
     def _take(self, message: wire.ToClient) -> None:
         """Act on a message of the engine."""
-        self._last_message = time.monotonic()
+        self._heard = True
         match message:
             case wire.Outputs(outputs):
                 for output in outputs:
@@ -236,7 +255,7 @@ class EngineClient:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the streams if a task failed: they would wait forever."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(EngineDeadError(f"the engine's messages cannot be read: {error!r}"))
+            self.fail(RequestLostError(f"the engine's messages cannot be read: {error!r}"))
 
     def _give(self, request_id: str, item: TokenOutput | RequestError, last: bool) -> None:
         """Pass an item to its stream; drop it if the stream was closed."""
@@ -247,18 +266,17 @@ class EngineClient:
             self._reached[stream] = None
 
     async def _watch(self) -> None:
-        """Detect that the process exited or stopped, after reading its last messages."""
-        stopped = 0.0
+        """Detect that the process exited or froze, after reading its last messages."""
+        stopped, silent = HeldFor(), HeldFor()
         while self._process.exit_code is None:
             await asyncio.sleep(_WATCH_EVERY)
-            stopped = stopped + _WATCH_EVERY if self._process.is_stopped else 0.0
-            if stopped > self._stopped_limit:
-                self.fail(
-                    EngineDeadError(
-                        f"the engine process was stopped (SIGSTOP) for {self._stopped_limit:g} s; "
-                        "requests in flight are lost"
-                    )
-                )
+            if stopped.look(self._process.is_stopped) > self._stopped_limit:
+                self._freeze(f"was stopped (SIGSTOP) for {self._stopped_limit:g} s")
+                return
+            works = self._shows_work()
+            limit = math.inf if self._stall_limit is None else self._stall_limit
+            if silent.look(bool(self._streams) and not works) > limit:
+                self._freeze(f"has made no step for {limit:g} s with requests in flight")
                 return
         code = self._process.exit_code
         # Its last message, which says more, may still be on the way: a killed process sends none.
@@ -266,11 +284,27 @@ class EngineClient:
             await asyncio.wait_for(self._over.wait(), _WATCH_EVERY if code < 0 else _LAST_MESSAGE)
             return
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        self.fail(EngineDeadError(f"the engine process {how}; requests in flight are lost"))
+        self.fail(RequestLostError(f"the engine process {how}; requests in flight are lost"))
+
+    def _shows_work(self) -> bool:
+        """Whether the engine has said something, or has computed, since the last call.
+
+        A message comes after each step, and on a GPU no step takes long. On a CPU, a step of a
+        large model may take any time, and uses the processor all the while.
+        """
+        heard, self._heard = self._heard, False
+        before, self._cpu_seconds = self._cpu_seconds, self._process.cpu_seconds
+        on_cpu = self._info is not None and self._info.device == "cpu"
+        return heard or (on_cpu and self._cpu_seconds - before > _WATCH_EVERY / 10)
+
+    def _freeze(self, how: str) -> None:
+        """Take the process, which still runs, for dead."""
+        self._frozen = True
+        self.fail(RequestLostError(f"the engine process {how}; requests in flight are lost"))
 
 
 def _failure(failed: wire.Failed, loading: bool) -> KilnError:
     """Return the error that ended the engine: a ConfigError, or EngineDeadError."""
     if loading and failed.expected:
         return errors.loading_error(failed.kind, failed.message)
-    return EngineDeadError(f"the engine stopped on {failed.kind}: {failed.message}")
+    return RequestLostError(f"the engine stopped on {failed.kind}: {failed.message}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _IDLE_POLL = 1000  # milliseconds to wait for a message when idle
 _JOB_POLL = 10  # the same while an adapter is being loaded or unloaded
 _REPORT_EVERY = 0.2  # seconds between reports while there is work
-_STUCK = 3.0  # seconds for the loop to notice that another rank is gone
+_STUCK = 2.0  # seconds for the loop to notice that another rank is gone
 _LINGER = 1000  # milliseconds to send the last messages at exit
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 import kiln
 from kiln.engine.errors import RequestError
-from kiln.engine.process.client import EngineClient
+from kiln.engine.process.supervisor import Supervisor
 from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
@@ -57,14 +57,14 @@ _BODIES = (
 
 
 def create_app(
-    client: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings
+    engine: Supervisor, tokenizer: Tokenizer | None, settings: ServerSettings
 ) -> FastAPI:
-    """Return the application for one engine; its routes share ``app.state.serving``.
+    """Return the application of an engine; its routes share ``app.state.serving``.
 
     Without a tokenizer it accepts only prompts of token ids.
     """
-    metrics = Metrics(client.stats, lambda: client.is_ready, settings.served_model_name)
-    serving = Serving(client, tokenizer, settings, metrics)
+    metrics = Metrics(engine.stats, lambda: engine.client.is_ready, settings.served_model_name)
+    serving = Serving(engine, tokenizer, settings, metrics)
     app = _App(
         title="Kiln",
         version=kiln.__version__,

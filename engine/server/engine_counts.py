@@ -67,6 +67,7 @@ _COUNTERS = {
         "structured_outputs_missed",
         "Tokens that waited for the mask of their grammar.",
     ),
+    "engine_restarts": ("engine_restarts", "Engine processes started after one had ended."),
     "preemptions": ("num_preemptions", "Preemptions."),
     "steps": ("num_steps", "Steps."),
     "steps_not_ahead": ("num_steps_not_ahead", "Steps launched with no other step in flight."),

@@ -22,6 +22,7 @@ from kiln.engine.errors import (
     KilnError,
     QueueFullError,
     RequestError,
+    RequestLostError,
     SlowReaderError,
 )
 from kiln.engine.server.fields import FORMS
@@ -48,7 +49,11 @@ _WITHOUT_VALUE = frozenset(("missing", "value_error", "none_required", "model_ty
 
 
 class ApiError(Exception):
-    """An error response. ``retry_after`` is in seconds, for errors that may go away."""
+    """An error response. ``retry_after`` is in seconds, for errors that may go away.
+
+    ``may_retry`` false tells OpenAI's and Anthropic's clients not to send the request again by
+    themselves, as they do after most errors of a server.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        *,
+        may_retry: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -64,6 +71,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.may_retry = may_retry
 
     def envelope(self) -> dict[str, Any]:
         """Return the response body."""
@@ -78,6 +86,8 @@ class ApiError(Exception):
         """The extra headers for the status."""
         if self.status == 408:  # the rest of the body may still arrive: close the connection
             return {"Connection": "close"}
+        if not self.may_retry:
+            return {"X-Should-Retry": "false"}
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
@@ -94,6 +104,8 @@ def from_engine(error: KilnError) -> ApiError:
             return ApiError(400, str(error), error.param)
         case SlowReaderError():
             return ApiError(400, str(error), code="slow_reader")
+        case RequestLostError():
+            return ApiError(503, str(error), code="engine_unavailable", may_retry=False)
         case EngineDeadError():
             return ApiError(503, str(error), code="engine_unavailable", retry_after=5)
     return ApiError(500, str(error), code="generation_failed")

@@ -2,7 +2,8 @@
 
 signal            readiness 503, no new connections; requests in flight continue
 timeout, or a second signal    the rest get an error event, then the connections close
-engine exited     the same at once, and exit code 1
+engine ended      its requests get an error event; readiness 503 until it is restarted
+engine given up   the connections close, and exit code 1
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ from fastapi import FastAPI
 
 from kiln.engine.errors import EngineDeadError, KilnError
 from kiln.engine.process.client import EngineClient
+from kiln.engine.process.supervisor import Supervisor
 from kiln.engine.server.connection import Connection
 from kiln.engine.server.middleware import MAX_HEADER_BYTES
 
@@ -47,12 +50,12 @@ class _Server(uvicorn.Server):
 
 async def serve(
     app: FastAPI,
-    client: EngineClient,
+    engine: Supervisor,
     listener: socket.socket,
     seconds: Seconds,
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until a signal. Raises the error of a failed load, or EngineDeadError.
+    """Serve until a signal. Raises the error of a failed load, or of an engine that is given up.
 
     ``on_ready`` is called after the model is loaded; until then readiness is 503.
     """
@@ -61,19 +64,20 @@ async def serve(
     server = _Server(_uvicorn_config(app, seconds.keep_alive))
     signals = _StopSignals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    over = asyncio.create_task(client.wait_over())
+    over = asyncio.create_task(engine.wait_over())
     others = [
         asyncio.create_task(signals.first.wait()),
-        asyncio.create_task(_announce(client, on_ready)),
+        asyncio.create_task(_announce(engine.client, on_ready)),
     ]
     try:
         await asyncio.wait((serving, over, others[0]), return_when=asyncio.FIRST_COMPLETED)
         app.state.serving.draining = True
+        engine.end_restarts()
         server.should_exit = True
         died = over.result() if over.done() else None
         if died is None:
-            await _drain(serving, signals.second, seconds.shutdown)
-            client.fail(EngineDeadError("the server is shutting down"))
+            await drain(server, serving, signals.second, seconds.shutdown)
+            engine.client.fail(EngineDeadError("the server is shutting down"))
         await asyncio.wait((serving,), timeout=_FLUSH_SECONDS)
         server.force_exit = True
         await serving
@@ -98,12 +102,23 @@ def _uvicorn_config(app: FastAPI, keep_alive: float) -> uvicorn.Config:
     )
 
 
-async def _drain(serving: asyncio.Task[None], second: asyncio.Event, timeout: float) -> None:
+async def drain(
+    server: uvicorn.Server, serving: asyncio.Task[None], second: asyncio.Event, timeout: float
+) -> None:
     """Wait until all requests in flight finish, the timeout expires, or a second signal arrives."""
-    logger.info("draining for at most %g s; a second signal stops at once", timeout)
+    in_flight, begun = set(server.server_state.tasks), time.monotonic()
+    logger.warning(
+        "draining: %d requests in flight have %g s to finish; a second signal stops at once",
+        *(len(in_flight), timeout),
+    )
     again = asyncio.create_task(second.wait())
     await asyncio.wait((serving, again), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
+    cut_off = sum(not request.done() for request in in_flight)
+    logger.warning(
+        "drained for %.1f s: %d requests have finished, %d were cut off",
+        *(time.monotonic() - begun, len(in_flight) - cut_off, cut_off),
+    )
 
 
 async def _announce(client: EngineClient, on_ready: Callable[[], None]) -> None:

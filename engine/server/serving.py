@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kiln.engine.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.process.client import EngineClient
+from kiln.engine.process.supervisor import Supervisor
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.requests.adapter_job import AdapterInfo
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ MAX_BODY_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang.
+    """The server's settings.
 
     ``served_model_names``: the model's names for requests, with at least one. ``adapters``: the
     names of the LoRA adapters of the start. ``replies``: how the model writes reasoning and tool
@@ -41,7 +42,6 @@ class ServerSettings:
     adapters: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
-    stall_seconds: float = 300.0
     ignore_unknown_fields: bool = False
     replies: ReplyFormats = field(default_factory=ReplyFormats)
 
@@ -76,7 +76,7 @@ class ServedModel(NamedTuple):
 class Serving:
     """The state shared by the routes. ``draining`` becomes true at shutdown."""
 
-    client: EngineClient
+    engine: Supervisor
     tokenizer: Tokenizer | None
     settings: ServerSettings
     metrics: Metrics
@@ -97,10 +97,18 @@ class Serving:
             "eos_token_ids": sorted(self.tokenizer.eos_token_ids),
         }
 
+    @property
+    def client(self) -> EngineClient:
+        """The client of the engine that serves, or of the last one that did."""
+        return self.engine.client
+
     def require_ready(self) -> ModelInfo:
         """Return the served model. Raises ApiError 503 while the engine is not ready."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after=5)
+        if self.engine.is_restarting:
+            message = "the engine has ended and is being restarted"
+            raise ApiError(503, message, code="restarting", retry_after=5)
         if not self.client.is_alive:
             raise ApiError(503, "the engine has stopped", code="engine_unavailable", retry_after=5)
         try:

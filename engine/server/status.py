@@ -18,12 +18,9 @@ def status_router(serving: Serving) -> APIRouter:
 
     @router.get("/health/live", tags=["health"])
     async def live() -> Status:
-        """Report whether the engine makes progress; 503 means that it must be restarted."""
-        client, limit = serving.client, serving.settings.stall_seconds
-        if not client.is_alive:
+        """Report whether the engine serves or will; 503 means that the server must be restarted."""
+        if not serving.engine.is_alive:
             raise ApiError(503, "the engine has stopped", code="engine_unavailable")
-        if client.seconds_without_progress > limit:
-            raise ApiError(503, f"no step for over {limit:g} s with work to do", code="stalled")
         return {"status": "live"}
 
     @router.get("/health", tags=["health"], name="health")  # the path in vLLM and SGLang
@@ -31,7 +28,7 @@ def status_router(serving: Serving) -> APIRouter:
     @router.post("/ping", tags=["health"])  # SageMaker's path
     @router.get("/ping", tags=["health"])
     async def ready() -> Status:
-        """Report whether requests are accepted; 503 while loading, draining, or stopped."""
+        """Report whether requests are accepted; 503 while loading, restarting, or draining."""
         serving.require_ready()
         return {"status": "ready"}
 

@@ -8,6 +8,7 @@ import json
 import httpx
 import openai
 import pytest
+from one_life import OneLife
 from reply_texts import FORMATS, NOW, TOOLS, WEATHER
 from scripted_engine import Writer
 
@@ -36,7 +37,7 @@ async def ask(tokenizer, text, messages, streamed):
     """One turn: the reply as a message, its finish reason, and the prompt that the engine got."""
     writer = Writer(tokenizer, text)
     settings = ServerSettings(("tiny",), replies=choose_formats([TEMPLATE]))
-    transport = httpx.ASGITransport(create_app(writer, tokenizer, settings))
+    transport = httpx.ASGITransport(create_app(OneLife(writer), tokenizer, settings))
     async with openai.AsyncOpenAI(
         base_url="http://x/v1",
         api_key="none",

@@ -6,18 +6,19 @@ A request's tokens are the ids that follow its last prompt token; special prompt
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from kiln.engine.config import LoRAConfig
-from kiln.engine.errors import DeviceError, ModelError, RequestError
-from kiln.engine.lora.jobs import AdapterJobs
-from kiln.engine.lora.slots import AdapterSlots
+from kiln.engine.errors import AdapterError, DeviceError, ModelError, RequestError
+from kiln.engine.lora.jobs import JobResult
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.process.worker import run
+from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter
 from kiln.engine.requests.finish import stop_token_ids
 from kiln.engine.requests.step_log import StepLog, StepRecord
 
 REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
 FAIL, FAIL_AT_ONCE = 1007, 1008
+HANG, BURN = 1009, 1010  # a step that never ends, and one of two seconds of processor time
 MISSING_MODEL = "missing"
 CONTEXT = 512
 VOCABULARY = 2000
@@ -31,13 +32,47 @@ class Stats:
     kv_blocks_total: int = 100
 
 
+class FakeAdapters:
+    """Adapters by name. One whose folder has a file "fatal" kills the engine."""
+
+    def __init__(self, modules=()):
+        self._infos = {one.name: AdapterInfo(one.name, one.path, False, 8, 64) for one in modules}
+        self._begun = []
+
+    @property
+    def infos(self):
+        return list(self._infos.values())
+
+    @property
+    def are_pending(self):
+        return bool(self._begun)
+
+    def begin(self, job):
+        self._begun.append(job)
+
+    def end(self):
+        begun, self._begun = self._begun, []
+        return [JobResult(job.job_id, self._do(job)) for job in begun]
+
+    def _do(self, job):
+        if not isinstance(job, LoadAdapter):
+            del self._infos[job.name]
+        elif Path(job.path, "fatal").exists():
+            os.kill(os.getpid(), 9)
+        elif not Path(job.path).is_dir():
+            return AdapterError(f"LoRA adapter {job.name!r}: no such folder")
+        else:
+            self._infos[job.name] = AdapterInfo(job.name, job.path, job.pinned, 8, 64)
+        return None
+
+
 class FakeCore:
-    def __init__(self, step_seconds=0.0):
+    def __init__(self, step_seconds=0.0, modules=()):
         self.requests = {}
         self.step_seconds = step_seconds
         self.num_steps = 0
         self.step_log = StepLog()
-        self.adapters = AdapterJobs(AdapterSlots(), LoRAConfig())
+        self.adapters = FakeAdapters(modules)
 
     @property
     def has_work(self):
@@ -88,6 +123,12 @@ class FakeCore:
         if last == FAIL_AT_ONCE or (last == FAIL and count == 20):
             del self.requests[request_id]
             return TokenOutput(request_id, [], "error", message="the step of this request broke")
+        if last == HANG:
+            time.sleep(600)
+        if last == BURN:
+            until = time.process_time() + 2
+            while time.process_time() < until:
+                pass
         if last == SLEEP:
             time.sleep(0.05)
         token = (last + 1 + count) % VOCABULARY
@@ -108,7 +149,8 @@ def load(config, progress):
     if config.model.model == MISSING_MODEL:
         raise ModelError("model 'missing': no such folder, and not a hub id")
     progress("loading", 2, 2)
-    return FakeCore(0.002), ModelInfo(CONTEXT, VOCABULARY, "float32", "cpu", {"norm": "torch"})
+    core = FakeCore(0.002, config.lora.modules)
+    return core, ModelInfo(CONTEXT, VOCABULARY, "float32", "cpu", {"norm": "torch"})
 
 
 def main(arguments):

@@ -17,7 +17,6 @@ class Writer:
         self.ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         self.end = end
         self.is_ready = self.is_alive = True
-        self.seconds_without_progress = 0.0
         self.adapters = AdapterCalls(lambda message: None)
         self.model_info = ModelInfo(4096, 1000, "float32", "cpu")
         self.requests = []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from one_life import OneLife
 from scripted_engine import EOS, Writer
 
 from kiln.engine.process.token_stream import TokenStream
@@ -84,7 +85,7 @@ def app_of(scribe, tokenizer, parser="hermes", reasoning="qwen3", api_key=None):
     """Return the application of a server of this engine."""
     replies = choose_formats([], parser, reasoning)
     return create_app(
-        scribe, tokenizer, ServerSettings(("tiny",), api_key=api_key, replies=replies)
+        OneLife(scribe), tokenizer, ServerSettings(("tiny",), api_key=api_key, replies=replies)
     )
 
 

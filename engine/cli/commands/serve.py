@@ -2,8 +2,8 @@
 
 The server listens at once; readiness is 503 until the model is loaded. On SIGTERM or Ctrl-C,
 requests in flight may finish within --shutdown-timeout; a second signal stops at once. If the
-engine process dies, clients get an error within a second and the server exits with code 1, so that
-a supervisor can restart it.
+engine process dies or freezes, its clients get an error within seconds, and it is started again:
+readiness is 503 until then. After --max-restarts of these in a row the server exits with code 1.
 
 With --tp N a model runs on N GPUs, each with a process. torchrun may start these too, on one
 machine or several: torchrun --nproc-per-node N --no-python kiln serve …
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from functools import partial
 
 from kiln.engine.cli.engine_flags import LORA
 from kiln.engine.cli.flags import add_groups
@@ -23,6 +24,7 @@ from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.cli.serve_flags import CHATS, SERVER
 
+_MAX_RESTARTS = 3  # in a row
 HELP = "serve a model over OpenAI's API"
 OFTEN = (
     "--host",
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     reply_formats(args)  # names the parsers that are unknown, before the model loads
     config, files = find_model(args)
     config, place = with_torchrun(config)
+    args.max_restarts = _max_restarts(args.max_restarts, by_torchrun=place is not None)
     logging.basicConfig(
         level=args.log_level.upper(),
         stream=sys.stderr,
@@ -82,14 +85,33 @@ def run(args: argparse.Namespace) -> int:
 
         return follow_launched(place, config)
     with open_listener(args.host, args.port) as listener:
-        process = EngineProcess.spawn(config)
+        spawn = partial(EngineProcess.spawn, config)
+        process = spawn()
         try:
             # These imports overlap the engine process's import of torch.
             from kiln.engine.cli.serving import run_server
 
-            return run_server(args, process, listener, files, key)
+            return run_server(args, process, spawn, listener, files, key)
         finally:
             process.stop()
+
+
+def _max_restarts(given: int | None, *, by_torchrun: bool) -> int:
+    """Return how often in a row a dead engine is started again. Raises ConfigError."""
+    from kiln.engine.errors import ConfigError
+
+    if by_torchrun:
+        if given is not None:
+            raise ConfigError(
+                f"--max-restarts {given}: torchrun has started the other ranks, and only it can "
+                "start them again: leave the flag out, and give torchrun its own --max-restarts"
+            )
+        return 0
+    if given is None:
+        return _MAX_RESTARTS
+    if given < 0:
+        raise ConfigError(f"--max-restarts {given}: must be 0 or more")
+    return given
 
 
 def _api_key(args: argparse.Namespace) -> str | None:

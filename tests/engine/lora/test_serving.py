@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from one_life import OneLife
 
 from kiln.engine.cli.local_server import ServerStartError, local_server
 from kiln.engine.cli.main import main
@@ -134,7 +135,6 @@ class Unloaded:
     """An EngineClient whose engine has lost an adapter that the server still lists."""
 
     is_ready = is_alive = True
-    seconds_without_progress = 0.0
     model_info = ModelInfo(128, 400, "float32", "cpu")
 
     def __init__(self):
@@ -152,7 +152,7 @@ class Unloaded:
 
 
 def test_an_adapter_that_the_engine_does_not_know_is_404():
-    app = create_app(Unloaded(), None, ServerSettings(("tiny",)))
+    app = create_app(OneLife(Unloaded()), None, ServerSettings(("tiny",)))
 
     async def send():
         async with httpx.AsyncClient(

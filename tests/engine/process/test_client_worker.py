@@ -10,54 +10,48 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from fake_engine import (
+    COMMAND,
+    CRASH,
+    DIE,
+    LOSE,
+    REFUSE,
+    ROOT,
+    SLEEP,
+    collect,
+    collect_tokens,
+    is_running,
+    request,
+    spawn,
+    until,
+    with_client,
+)
 
-import kiln
 from kiln.engine.config import EngineConfig, ModelConfig
 from kiln.engine.errors import (
     ConfigError,
     EngineDeadError,
     ModelError,
     RequestError,
+    RequestLostError,
     SlowReaderError,
 )
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
-from kiln.engine.requests.request import NewRequest
-from kiln.engine.requests.sampling_params import SamplingParams
-
-ROOT = Path(kiln.__file__).parents[1]
-FAKE = Path(__file__).parents[1] / "fake_worker.py"
-COMMAND = [
-    *(sys.executable, "-P", "-c"),
-    f"import sys, runpy; sys.path.append({str(ROOT)!r}); "
-    f"sys.exit(runpy.run_path({str(FAKE)!r})['main'](sys.argv[1:]))",
-]
-# As in fake_worker.py.
-REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
 
 
-def spawn(model="fake", command=COMMAND):
-    return EngineProcess.spawn(EngineConfig(ModelConfig(model)), command)
+def is_asleep(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def request(name, *prompt, **params):
-    return NewRequest(name, list(prompt), SamplingParams(**{"max_tokens": 4, **params}))
-
-
-def with_client(test, **options):
-    """Run an async test with a ready client; afterwards no process and no folder is left."""
-
-    async def run():
-        process = spawn(**options)
-        async with asyncio.timeout(120):
-            async with EngineClient(process) as client:
-                await client.wait_ready()
-                result = await test(client, process)
-        assert process.exit_code is not None
-        assert not process.folder.exists()
-        return result
-
-    return asyncio.run(run())
+def times_woken(pid):
+    """How often the engine's threads have gone to sleep of their own accord, and woken again."""
+    lines = [
+        line
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 
 def test_records_of_steps_come_only_while_they_are_watched():
@@ -83,44 +77,6 @@ def test_records_of_steps_come_only_while_they_are_watched():
         }
 
     with_client(test)
-
-
-async def collect(stream):
-    return [output async for output in stream]
-
-
-async def collect_tokens(stream):
-    """The tokens of a stream: a reader that is late gets several in one output."""
-    return [token for output in await collect(stream) for token in output.token_ids]
-
-
-def is_asleep(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-
-def times_woken(pid):
-    """How often the engine's threads have gone to sleep of their own accord, and woken again."""
-    lines = [
-        line
-        for status in Path(f"/proc/{pid}/task").glob("*/status")
-        for line in status.read_text().splitlines()
-    ]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
-
-
-def is_running(pid):
-    """Neither gone nor a zombie that nobody has collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not within the time"
-        await asyncio.sleep(0.01)
 
 
 def test_the_model_is_described_when_it_is_ready():
@@ -225,15 +181,18 @@ def test_a_dead_engine_ends_every_stream(prompt, words):
             for i in range(3)
         ]
         await until(lambda: client.stats().get("running") == 3)
-        with pytest.raises(EngineDeadError, match=words):
+        with pytest.raises(RequestLostError, match=words):
             await collect(client.stream(request("fatal", prompt)))
         for other in others:
-            with pytest.raises(EngineDeadError):
+            with pytest.raises(RequestLostError):
                 await other
         assert not client.is_ready
         assert not client.is_alive
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(EngineDeadError, match=words) as refused:
             client.stream(request("later", 1))
+        assert not isinstance(refused.value, RequestLostError), "the engine never had it"
+        with pytest.raises(EngineDeadError, match=words):
+            await client.adapters.load("later", "a", pinned=False)
 
     with_client(test)
 
@@ -385,41 +344,6 @@ def test_a_loading_engine_is_ended_at_once(monkeypatch):
     asyncio.run(test())
 
 
-def test_a_stopped_engine_is_as_good_as_dead():
-    async def test():
-        process = spawn()
-        async with EngineClient(process, stopped_limit=0.5) as client:
-            await client.wait_ready()
-            stream = client.stream(request("a", SLEEP, max_tokens=500))
-            await anext(stream)
-            os.kill(process.child.pid, signal.SIGSTOP)
-            async with asyncio.timeout(10):
-                with pytest.raises(EngineDeadError, match=r"was stopped \(SIGSTOP\) for 0.5 s"):
-                    await collect(stream)
-            assert not client.is_alive
-        assert process.exit_code == -signal.SIGKILL
-
-    asyncio.run(test())
-
-
-def test_an_engine_that_is_busy_or_stopped_for_a_moment_is_not_dead():
-    async def test():
-        process = spawn()
-        async with EngineClient(process, stopped_limit=0.5) as client:
-            await client.wait_ready()
-            stream = client.stream(request("a", SLEEP, max_tokens=60))  # 3 s of steps
-            for _ in range(6):
-                await anext(stream)
-                os.kill(process.child.pid, signal.SIGSTOP)
-                await asyncio.sleep(0.25)
-                os.kill(process.child.pid, signal.SIGCONT)
-                await asyncio.sleep(0.25)
-            assert client.is_ready
-            await collect(stream)
-
-    asyncio.run(test())
-
-
 def test_a_reader_that_never_reads_is_aborted_in_the_engine(monkeypatch):
     monkeypatch.setattr("kiln.engine.process.token_stream.MAX_WAITING_TOKENS", 100)
 
@@ -432,51 +356,5 @@ def test_a_reader_that_never_reads_is_aborted_in_the_engine(monkeypatch):
             with pytest.raises(SlowReaderError):
                 await collect(stream)
         await until(lambda: client.stats()["running"] == 0)
-
-    with_client(test)
-
-
-def test_an_engine_with_work_and_no_progress_is_noticed():
-    async def test(client, process):
-        assert client.seconds_without_progress == 0
-        stream = client.stream(request("a", SLEEP, max_tokens=500))
-        await anext(stream)
-        os.kill(process.child.pid, signal.SIGSTOP)
-        await until(lambda: client.seconds_without_progress > 0.4)
-        os.kill(process.child.pid, signal.SIGCONT)
-        await until(lambda: client.seconds_without_progress < 0.3)
-        await stream.aclose()
-
-    with_client(test)
-
-
-def test_steps_that_give_no_token_are_still_progress():
-    """A long prompt takes steps without an output: the worker tells that it is at work."""
-
-    async def test(client, process):
-        client.stream(request("a", SILENT))
-        await until(lambda: client.stats().get("running") == 1)
-        heard = []
-        for _ in range(3):
-            before = client._last_message
-            await until(lambda before=before: client._last_message > before, 5.0)
-            heard.append(len(client._streams))
-        assert heard == [1, 1, 1]
-
-    with_client(test)
-
-
-def test_an_engine_that_was_idle_for_long_is_not_taken_for_stalled():
-    async def test(client, process):
-        await collect(client.stream(request("a", 5)))
-        client._last_message -= 100.0  # as if nobody had asked for anything since
-        assert client.seconds_without_progress == 0
-        os.kill(process.child.pid, signal.SIGSTOP)  # no message can reset the clock
-        try:
-            stream = client.stream(request("b", 5))
-            assert client.seconds_without_progress < 50
-        finally:
-            os.kill(process.child.pid, signal.SIGCONT)
-        assert len(await collect_tokens(stream)) == 4
 
     with_client(test)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
+from one_life import OneLife
 
 from kiln.engine.server.app import create_app
 from kiln.engine.server.connection import Connection
@@ -25,7 +26,7 @@ class Impatient(Connection):
 class Loading:
     """An EngineClient before the engine is ready."""
 
-    is_ready, is_alive, seconds_without_progress = False, True, 0.0
+    is_ready, is_alive = False, True
 
     def stats(self):
         return {}
@@ -118,7 +119,7 @@ def test_headers_in_drops_are_no_reason_to_wait():
 
 
 def test_a_client_without_all_of_its_body_is_told_and_closed():
-    app = create_app(Loading(), None, ServerSettings(("tiny",)))
+    app = create_app(OneLife(Loading()), None, ServerSettings(("tiny",)))
 
     async def test(connect):
         reader, writer = await connect()
@@ -135,7 +136,7 @@ def test_a_client_without_all_of_its_body_is_told_and_closed():
 
 def test_a_body_that_nobody_reads_and_nobody_ends_is_cut_off(monkeypatch):
     monkeypatch.setattr("kiln.engine.server.connection._GRACE", 0)
-    app = create_app(Loading(), None, ServerSettings(("tiny",)))
+    app = create_app(OneLife(Loading()), None, ServerSettings(("tiny",)))
 
     async def test(connect):
         reader, writer = await connect()

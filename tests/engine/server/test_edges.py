@@ -10,6 +10,7 @@ import re
 import httpx
 import pytest
 from metric_lines import value
+from one_life import OneLife
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -33,7 +34,6 @@ class StandIn:
     """An EngineClient that answers each request with what ``script`` yields."""
 
     is_ready = is_alive = True
-    seconds_without_progress = 0.0
 
     def __init__(self):
         self.model_info = ModelInfo(64, 400, "float32", "cpu")
@@ -66,7 +66,7 @@ class Broken(StandIn):
 
 
 def app_of(client=None, **settings):
-    return create_app(client or StandIn(), None, ServerSettings(("tiny",), **settings))
+    return create_app(OneLife(client or StandIn()), None, ServerSettings(("tiny",), **settings))
 
 
 def call(app, method="POST", path=COMPLETIONS, **arguments):

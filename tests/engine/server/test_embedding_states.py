@@ -7,6 +7,7 @@ import json
 
 import httpx
 import pytest
+from one_life import OneLife
 
 from kiln.engine.errors import EngineDeadError, QueueFullError
 from kiln.engine.process.adapter_calls import AdapterCalls
@@ -27,7 +28,6 @@ class Embeds:
     def __init__(self, error=None):
         self.error = error
         self.is_ready = self.is_alive = True
-        self.seconds_without_progress = 0.0
         self.adapters = AdapterCalls(lambda message: None)
         self.model_info = ModelInfo(128, 400, "float32", "cpu", embedder=Embedder(SIZE))
         self.open, self.aborted, self.most = {}, [], 0
@@ -52,7 +52,7 @@ class Embeds:
 
 
 def app_of(client):
-    return create_app(client, None, ServerSettings(("tiny",)))
+    return create_app(OneLife(client), None, ServerSettings(("tiny",)))
 
 
 async def post(client, body):

@@ -11,6 +11,7 @@ import agent_model
 import httpx
 import pytest
 from depth import at_depth
+from metric_lines import value
 
 COUNT = at_depth(24, 40)
 COMPUTES = at_depth(False, True)  # by default, an engine that an ending needs
@@ -113,17 +114,64 @@ def test_what_cannot_finish_in_time_is_told(ending, how):
     assert "shutting down" in json.loads(data[-2])["error"]["message"]
 
 
-def test_a_dead_engine_is_told_to_its_clients_and_ends_the_server(ending):
-    server = ending()
-    server.expected = 1
+def _end_engine(server, how=signal.SIGKILL):
+    """Kill or stop the engine under a stream, and return the error that the stream ends with."""
     with server.client.stream("POST", "/v1/completions", json=LONG) as response:
         lines = response.iter_lines()
         next(lines)
-        os.kill(server.engine, signal.SIGKILL)
+        os.kill(server.engine, how)
         data = _read(lines)
-    error = json.loads(data[-2])["error"]
+    assert data[-1] == "[DONE]"
+    return json.loads(data[-2])["error"]
+
+
+def _probes(server):
+    """The status and the code of both probes and of a request."""
+    answers = [
+        server.client.get("/health/live"),
+        server.client.get("/health/ready"),
+        server.client.post("/v1/completions", json={"prompt": [5], "max_tokens": 1}),
+    ]
+    return [
+        (one.status_code, one.json().get("error", {}).get("code"), one.headers.get("Retry-After"))
+        for one in answers
+    ]
+
+
+def test_a_dead_engine_is_told_to_its_clients_and_ends_a_server_without_restarts(ending):
+    server = ending("--max-restarts", "0")
+    server.expected = 1
+    error = _end_engine(server)
     assert "signal 9" in error["message"]
     assert error["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize("how", at_depth([signal.SIGKILL], [signal.SIGKILL, signal.SIGSTOP]))
+def test_a_dead_or_frozen_engine_is_restarted_and_probes_say_so(ending, how):
+    server = ending()
+    server.expected = 0
+    error = _end_engine(server, how)
+    assert ("signal 9" if how is signal.SIGKILL else "SIGSTOP") in error["message"]
+    restarting = (503, "restarting", "5")
+    assert _probes(server) == [(200, None, None), restarting, restarting]
+    deadline = time.monotonic() + 60
+    while _probes(server)[1][0] != 200:
+        assert time.monotonic() < deadline, "the engine is not restarted"
+        time.sleep(0.05)
+    assert not _is_running(server.engine)
+    assert not server.folder.exists()
+    assert _probes(server) == [(200, None, None)] * 3
+    assert value(server.client.get("/metrics").text, "kiln:engine_restarts_total") == 1
+    server.engine, server.folder = _engine(server.process)
+    server.process.send_signal(signal.SIGTERM)
+
+
+def test_a_signal_ends_a_server_during_a_restart_at_once(ending):
+    server = ending("--shutdown-timeout", "3600")
+    server.expected = 0
+    _end_engine(server)
+    assert _probes(server)[1][:2] == (503, "restarting")
+    server.process.send_signal(signal.SIGTERM)
 
 
 def test_a_killed_server_leaves_no_engine(ending):

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from depth import at_depth
 from mutations import mutated
+from one_life import OneLife
 from route_bodies import BODIES
 
 from kiln.engine.config import EngineConfig, ModelConfig
@@ -54,7 +55,7 @@ async def _with_app(folder, use, task="generate"):
         await client.wait_ready()
         replies = choose_formats([agent_model.TEMPLATE])
         settings = ServerSettings(("tiny",), replies=replies)
-        app = create_app(client, Tokenizer.load(folder), settings)
+        app = create_app(OneLife(client), Tokenizer.load(folder), settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             await use(http, app)

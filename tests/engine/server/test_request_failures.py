@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from one_life import OneLife
 
 import kiln
 from kiln.engine.config import EngineConfig, ModelConfig
@@ -32,7 +33,9 @@ async def _both(body):
     process = EngineProcess.spawn(EngineConfig(ModelConfig("fake")), COMMAND)
     async with EngineClient(process) as client:
         await client.wait_ready()
-        transport = httpx.ASGITransport(create_app(client, None, ServerSettings(("tiny",))))
+        transport = httpx.ASGITransport(
+            create_app(OneLife(client), None, ServerSettings(("tiny",)))
+        )
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             good = {"prompt": [5], "max_tokens": 50}
             return await asyncio.gather(

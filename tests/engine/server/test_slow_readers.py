@@ -7,6 +7,7 @@ import socket
 
 import pytest
 import uvicorn
+from one_life import OneLife
 
 from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.token_stream import MAX_WAITING_TOKENS, TokenStream
@@ -33,7 +34,6 @@ class Engine:
     """An EngineClient whose streams get a token each whenever the test says so."""
 
     is_ready = is_alive = True
-    seconds_without_progress = 0.0
 
     def __init__(self, ids):
         self.model_info = ModelInfo(10**6, 400, "float32", "cpu")
@@ -126,7 +126,7 @@ class Client:
 @contextlib.asynccontextmanager
 async def serving(tokenizer, text="Größe 日本 and so on "):
     engine = Engine(tokenizer.encode(text, add_special_tokens=False))
-    app = create_app(engine, tokenizer, ServerSettings(("tiny",)))
+    app = create_app(OneLife(engine), tokenizer, ServerSettings(("tiny",)))
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     listener.bind(("127.0.0.1", 0))

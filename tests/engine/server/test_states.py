@@ -8,8 +8,9 @@ import threading
 import httpx
 import pytest
 from metric_lines import value
+from one_life import OneLife
 
-from kiln.engine.errors import EngineDeadError, ModelError
+from kiln.engine.errors import EngineDeadError, ModelError, RequestLostError
 from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
@@ -28,7 +29,6 @@ class StandIn:
     def __init__(self, *outputs):
         self.outputs = outputs
         self.is_ready = self.is_alive = True
-        self.seconds_without_progress = 0.0
         self.loading = False
         self.aborted = []
         self.adapters = AdapterCalls(lambda message: None)
@@ -59,7 +59,7 @@ class StandIn:
 
 
 def call(client, method="POST", path="/v1/completions", app=None, **options):
-    app = app or create_app(client, None, ServerSettings(("tiny",)))
+    app = app or create_app(OneLife(client), None, ServerSettings(("tiny",)))
 
     async def send():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -148,19 +148,36 @@ def test_without_an_engine_nothing_is_live():
     assert value(call(client, "GET", "/metrics").text, "kiln:engine_ready") == 0
 
 
-def test_an_engine_that_owes_a_step_for_too_long_is_not_live():
+def test_only_what_the_engine_never_had_may_be_sent_again():
+    """Clients of OpenAI and of Anthropic send most requests again by themselves."""
+    for error, header, said in (
+        (DEAD, "retry-after", "5"),
+        (RequestLostError("the engine process was killed by signal 9"), "x-should-retry", "false"),
+    ):
+        for stream in (False, True):
+            answer = call(StandIn(error), json={**BODY, "stream": stream})
+            assert answer.status_code == 503
+            assert answer.headers[header] == said
+            assert len({"retry-after", "x-should-retry"} & set(answer.headers)) == 1
+
+
+def test_a_restart_is_live_and_not_ready():
     client = StandIn()
-    client.seconds_without_progress = 299.0
-    assert call(client, "GET", "/health/live").status_code == 200
-    client.seconds_without_progress = 301.0
-    answer = call(client, "GET", "/health/live")
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "stalled"
+    client.is_alive = client.is_ready = False
+    engine = OneLife(client)
+    engine.is_restarting = True
+    app = create_app(engine, None, ServerSettings(("tiny",)))
+    assert call(None, "GET", "/health/live", app=app).status_code == 200
+    for method, path in (("GET", "/health/ready"), ("POST", "/v1/completions")):
+        answer = call(None, method, path, app=app, json=BODY)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "restarting"
+        assert answer.headers["retry-after"] == "5"
 
 
 def test_a_draining_server_takes_no_more():
     client = StandIn(LAST)
-    app = create_app(client, None, ServerSettings(("tiny",)))
+    app = create_app(OneLife(client), None, ServerSettings(("tiny",)))
     assert call(client, app=app, json=BODY).status_code == 200
     app.state.serving.draining = True
     answer = call(client, app=app, json=BODY)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from one_life import OneLife
 
 from kiln.engine.errors import ConfigError
 from kiln.engine.server.errors import ApiError
@@ -33,7 +34,7 @@ def test_models_are_listed_under_each_name(opened):
 def test_an_adapter_is_requested_alone_or_behind_any_name_of_the_model():
     client = SimpleNamespace(adapters=SimpleNamespace(adapters=dict.fromkeys(("sql", "third"))))
     settings = ServerSettings(("first", "second", "first:third"))
-    serving = Serving(client, None, settings, Metrics(dict, lambda: True, "first"))
+    serving = Serving(OneLife(client), None, settings, Metrics(dict, lambda: True, "first"))
     for name in ("sql", "first:sql", "second:sql", "first:third:sql"):
         assert serving.require_model(name) == ("sql", "sql")
     assert serving.require_model("second:third") == ("third", "third")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from one_life import OneLife
 from reply_texts import FORMATS, NOW, TOOLS, WEATHER
 from scripted_engine import Writer
 
@@ -41,7 +42,7 @@ def with_marks(folder):
 
 def post(writer, tokenizer, parser, body, reasoning=None):
     settings = ServerSettings(("tiny",), replies=choose_formats([], parser, reasoning))
-    app = create_app(writer, tokenizer, settings)
+    app = create_app(OneLife(writer), tokenizer, settings)
 
     async def send():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
