@@ -49,7 +49,7 @@ MODEL = group(
     ),
     Flag(
         "--max-model-len",
-        "context; default: the model's",
+        "longest prompt and answer together; default: the model's",
         "model.max_model_len",
         metavar="TOKENS",
     ),
@@ -69,9 +69,18 @@ MODEL = group(
 )
 KV = group(
     "KV pool",
-    Flag("--block-size", "default 16", "kv.block_size", metavar="TOKENS"),
-    Flag("--num-kv-blocks --num-gpu-blocks-override", "default: by memory size", "kv.num_blocks"),
-    Flag("--kv-memory-gib", "size on a CPU; default 1", "kv.kv_memory_gib", metavar="GIB"),
+    Flag("--block-size", "tokens of a KV block; default 16", "kv.block_size", metavar="TOKENS"),
+    Flag(
+        "--num-kv-blocks --num-gpu-blocks-override",
+        "number of KV blocks; default: what fits in memory",
+        "kv.num_blocks",
+    ),
+    Flag(
+        "--kv-memory-gib",
+        "size of the KV pool on a CPU; default 1",
+        "kv.kv_memory_gib",
+        metavar="GIB",
+    ),
     Flag(
         "--gpu-memory-utilization",
         "fraction of the GPU's memory that Kiln may use; default 0.9",
@@ -103,7 +112,7 @@ SCHEDULER = group(
     "scheduler",
     Flag(
         "--max-num-seqs",
-        "running requests; default 256 on a GPU, 64 on a CPU",
+        "requests that run at once; default 256 on a GPU, 64 on a CPU",
         "scheduler.max_num_seqs",
     ),
     Flag(
@@ -117,7 +126,11 @@ SCHEDULER = group(
         "longest chunk of one prefill",
         "scheduler.max_chunk_tokens",
     ),
-    Flag("--max-waiting", "queued requests; default 1024, then 503", "scheduler.max_waiting"),
+    Flag(
+        "--max-waiting",
+        "requests that wait; further ones get 503; default 1024",
+        "scheduler.max_waiting",
+    ),
     Flag(
         "--scheduling-policy",
         "fcfs, the default: in the order of arrival; priority: requests with a lower priority "

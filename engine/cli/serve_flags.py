@@ -11,7 +11,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 SERVER = group(
     "server",
-    Flag("--host", "default 127.0.0.1"),
+    Flag("--host", "address to listen on; default 127.0.0.1"),
     Flag("--port", "0: any free port; default 8000", type=int),
     Flag(
         "--served-model-name",
@@ -50,7 +50,7 @@ SERVER = group(
         type=int,
         metavar="N",
     ),
-    Flag("--log-level", "default warning", choices=LOG_LEVELS),
+    Flag("--log-level", "lines of this level and above; default warning", choices=LOG_LEVELS),
 )
 CHATS = group(
     "chats",

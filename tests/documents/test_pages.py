@@ -75,5 +75,19 @@ def test_every_architecture_is_in_the_page_of_models():
     assert [name for name in known_families() if f"`{name}`" not in text] == []
 
 
+def test_messages_of_the_page_of_troubleshooting_are_those_of_the_code():
+    folders = ("cache", "jit_kernels", "engine", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    source = re.sub(r"\"\s*\n\s*f?\"", "", source)  # texts that are written in several pieces
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^(?:\*\*|- )`([^`\n]+)`(?:\*\*|:)", page, re.MULTILINE)
+    assert len(messages) > 15
+    for message in messages:
+        pieces = [piece.strip(" :;()") for piece in message.split("…")]
+        missing = [piece for piece in pieces if len(piece) > 5 and piece not in source]
+        assert not missing, message
+
+
 def test_the_changelog_has_this_version():
     assert f"## {kiln.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

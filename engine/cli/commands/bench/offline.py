@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the engine's flags and those of the load."""
     add_bench_arguments(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--num-prompts", type=count, default=256, metavar="N", help="default 256")
+    load.add_argument(
+        "--num-prompts", type=count, default=256, metavar="N", help="requests; default 256"
+    )
     for what in ("prompt", "output"):
         load.add_argument(
             f"--{what}-tokens",

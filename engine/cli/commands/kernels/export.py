@@ -12,7 +12,7 @@ HELP = "write the kernels of the cache to a sealed bundle"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file and the targets."""
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the bundle to write")
     add_arch_argument(parser)
 
 

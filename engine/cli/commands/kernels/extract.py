@@ -11,7 +11,9 @@ HELP = "write one kernel's cubin to a file"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the key and the file."""
     parser.add_argument("key", help="a key or its prefix; see `kiln kernels list --json`")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: KEY.cubin")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file to write; default: KEY.cubin"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

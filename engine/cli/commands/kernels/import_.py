@@ -10,7 +10,7 @@ HELP = "copy the kernels of a bundle to the kernel cache"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file and its digest."""
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the bundle")
     parser.add_argument("--sha256", metavar="HEX", help="require this digest of the bundle")
 
 

@@ -12,8 +12,18 @@ HELP = "remove entries unused for long, and keep the kernel cache below a size"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the limits."""
-    parser.add_argument("--max-mb", type=float, help="default: KILN_KERNEL_CACHE_MAX_MB")
-    parser.add_argument("--max-days", type=float, help="default: KILN_KERNEL_CACHE_MAX_DAYS")
+    parser.add_argument(
+        "--max-mb",
+        type=float,
+        metavar="MB",
+        help="size of the rest; default: KILN_KERNEL_CACHE_MAX_MB",
+    )
+    parser.add_argument(
+        "--max-days",
+        type=float,
+        metavar="DAYS",
+        help="days without use; default: KILN_KERNEL_CACHE_MAX_DAYS",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be removed")
 
 
