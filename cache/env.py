@@ -276,15 +276,29 @@ def describe(families: Iterable[str], env: Env) -> list[Variable]:
 
 def user_cache_home() -> Path | None:
     """Return the user's cache folder, or None without a usable home."""
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_state_home() -> Path | None:
+    """Return the user's folder for files such as histories, or None without a usable home."""
+    return _user_folder("XDG_STATE_HOME", ".local/state")
+
+
+def _user_folder(variable: str, inside_home: str) -> Path | None:
+    xdg = os.environ.get(variable, "")
     if os.path.isabs(xdg):
         return Path(xdg)
     if not os.path.isabs(os.environ.get("HOME", "/")):  # HOME is empty or a relative path
         return None
     try:
-        return Path.home() / ".cache"
+        return Path.home() / inside_home
     except RuntimeError:  # no HOME, and a uid without a passwd entry
         return None
+
+
+def wants_plain_text() -> bool:
+    """Whether the user asks for no colours. Source: https://no-color.org."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def user_runtime_folder() -> Path | None:

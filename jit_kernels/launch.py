@@ -16,7 +16,7 @@ import torch
 from kiln.jit_kernels.compile.build import Built, build
 from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.ready import ready_guard
-from kiln.jit_kernels.declare.arch import compute_capability, device_arch, gpu
+from kiln.jit_kernels.declare.arch import compute_capability, device_arch, gpu, target_of
 from kiln.jit_kernels.declare.catalog import best_form
 from kiln.jit_kernels.declare.errors import LateKernel, NoSuchKernel
 from kiln.jit_kernels.declare.packing import ArgumentBlock
@@ -163,8 +163,12 @@ def _check_arch(spec: KernelSpec, arch: str) -> None:
 
 
 def target_arch(device: torch.device) -> str:
-    """Return the target to compile for: ``KILN_KERNEL_ARCH``, else the device's."""
-    return settings().kernel_arch or device_arch(device)
+    """Return the target to compile for: ``KILN_KERNEL_ARCH``, else the device's.
+
+    Raises KernelError if the variable names none.
+    """
+    forced = settings().kernel_arch
+    return target_of(forced) if forced else device_arch(device)
 
 
 def _refuse_during_capture(name: str) -> None:

@@ -18,9 +18,8 @@ import torch
 from kiln.cache.disk.root import cache_root
 from kiln.engine.cli.disk import file_system, is_network, lock_support, nearest_folder
 from kiln.engine.cli.memory_plan import MemoryPlan, plan_memory
-from kiln.engine.cli.targets import wanted_archs
+from kiln.engine.cli.targets import compiled_archs
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.declare.arch import compute_capability
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.families import families
 from kiln.jit_kernels.declare.settings import settings
@@ -41,7 +40,7 @@ class Finding:
 
 
 def examine(model: Path, plan: Callable[[Path], MemoryPlan] = plan_memory) -> list[Finding]:
-    """Run every check; ``plan`` makes the memory plan of the folder ``model``."""
+    """Run every check of this machine; ``plan`` makes the memory plan of the folder ``model``."""
     looks: list[Callable[[], Finding]] = [
         _python,
         _torch,
@@ -140,9 +139,7 @@ def _host_compiler() -> Finding:
 def _targets() -> Finding:
     """Return the targets that kernels are compiled for."""
     try:
-        archs = wanted_archs(None)
-        for arch in archs:
-            compute_capability(arch)
+        archs = compiled_archs(None)
     except KernelError as error:
         return Finding("broken", "Targets", settings().kernel_arch or "", str(error))
     forced = "KILN_KERNEL_ARCH" if settings().kernel_arch else ""

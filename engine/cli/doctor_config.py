@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kiln.engine.config import ModelConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
@@ -15,17 +17,20 @@ from kiln.engine.models.model_folder import read_json
 from kiln.engine.models.registry import read_model
 
 _CONFIG, _TEXT = "config.json", "text_config"
-_FIELD = re.compile(r"config\.json(?: \(text_config\))?: ([\w.]+) is ")
+_FIELD = re.compile(r"(?:config\.json|--hf-overrides)(?: \(text_config\))?: ([\w.]+) is ")
 _MOST = 50  # problems
 
 
-def read_with_problems(folder: Path) -> tuple[tuple[Family, HFConfig] | None, list[str]]:
+def read_with_problems(
+    folder: Path, model: ModelConfig
+) -> tuple[tuple[Family, HFConfig] | None, list[str]]:
     """Return what read_model does, or None and why Kiln refuses the config.
 
+    ``model``: the settings of the model.
     A field that is refused is left out, and the rest is read again: from a folder of links.
     """
     try:
-        return read_model(folder), []
+        return read_model(folder, model.quantization, model.overrides), []
     except ConfigError as error:
         problems = [str(error)]
     try:
@@ -37,11 +42,11 @@ def read_with_problems(folder: Path) -> tuple[tuple[Family, HFConfig] | None, li
         for path in folder.iterdir():
             if path.name != _CONFIG:
                 (twin / path.name).symlink_to(path.absolute())
-        problem, dropped = problems[0], set[str]()
-        while len(problems) < _MOST and _drop(content, problem, dropped):
+        problem, dropped, overrides = problems[0], set[str](), model.overrides
+        while len(problems) < _MOST and _drop((content, overrides), problem, dropped):
             (twin / _CONFIG).write_text(json.dumps(content), encoding="utf-8")
             try:
-                read_model(twin)
+                read_model(twin, model.quantization, overrides)
                 break
             except ConfigError as error:
                 problem = str(error).replace(str(twin), str(folder))
@@ -58,16 +63,20 @@ def _field(problem: str) -> str:
     return f"{_TEXT}.{found[1]}" if f"({_TEXT})" in problem else found[1]
 
 
-def _drop(content: dict[str, Any], problem: str, dropped: set[str]) -> bool:
+def _drop(contents: Iterable[dict[str, Any]], problem: str, dropped: set[str]) -> bool:
     """Leave out the field that a problem is about, or the group that it was in; say if it could."""
     place = _field(problem)
     while place in dropped:
         place = place.rpartition(".")[0]
+    dropped.add(place)
+    return any([_pop(content, place) for content in contents])
+
+
+def _pop(content: dict[str, Any], place: str) -> bool:
     *groups, name = place.split(".")
     for group in groups:
         inner = content.get(group)
         if not isinstance(inner, dict):
             return False
         content = inner
-    dropped.add(place)
     return content.pop(name, None) is not None

@@ -15,6 +15,7 @@ import torch
 from kiln.engine.cli.diagnosis import Finding
 from kiln.engine.cli.doctor_config import read_with_problems
 from kiln.engine.cli.memory_plan import plan_on_gpus
+from kiln.engine.config import DType, ModelConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.kv.pool import KVShape
 from kiln.engine.kv.shape import Window
@@ -35,9 +36,10 @@ _SIZES = (24, 48, 80)  # GiB of a GPU
 _MOST_RANKS = 64
 
 
-def examine_model(folder: Path) -> list[Finding]:
-    """Run every check of a model's folder."""
-    read, problems = read_with_problems(folder)
+def examine_model(folder: Path, model: ModelConfig | None = None) -> list[Finding]:
+    """Run every check of a model's folder, with these settings of the model."""
+    model = model or ModelConfig(str(folder))
+    read, problems = read_with_problems(folder, model)
     found = [_refused("config.json", problem) for problem in problems]
     source, of_files = _files(folder)
     if read is None:
@@ -46,7 +48,9 @@ def examine_model(folder: Path) -> list[Finding]:
     embedder, task = _task(folder, config)
     if embedder is not None:  # as when it is served: without a head of its own
         config = replace(config, tie_word_embeddings=True)
-    found += [*_config(folder, family, config), task, *of_files]
+    dtype, told = _dtype(config, model.dtype)
+    found += [*_config(folder, family, config), told, task, *of_files]
+    config = replace(config, dtype=dtype)
     if source is not None:
         found += _tensors(inspect(family, config, source, headless=embedder is not None))
     return [*found, *_text(folder), *_sizes(config)]
@@ -74,16 +78,16 @@ def _config(folder: Path, family: Family, config: HFConfig) -> list[Finding]:
     if config.traits.experts is not None:
         rows.append(("Experts", _experts(config)))
     rows.append(("Quantisation", config.quantization.method or "none"))
-    return [*(Finding("ok", *row) for row in rows), _dtype(config)]
+    return [Finding("ok", *row) for row in rows]
 
 
-def _dtype(config: HFConfig) -> Finding:
-    """Return the dtype that the model has on a GPU, unless a flag says otherwise."""
+def _dtype(config: HFConfig, name: DType) -> tuple[torch.dtype, Finding]:
+    """Return the dtype that the model has on a GPU."""
     try:
-        dtype = resolve_dtype("auto", config, torch.device("cuda"))
+        dtype = resolve_dtype(name, config, torch.device("cuda"))
     except ConfigError as error:
-        return _refused("dtype", str(error))
-    return Finding("ok", "dtype", str(dtype).removeprefix("torch."))
+        return config.dtype, _refused("dtype", str(error))
+    return dtype, Finding("ok", "dtype", str(dtype).removeprefix("torch."))
 
 
 def _task(folder: Path, config: HFConfig) -> tuple[Embedder | None, Finding]:

@@ -85,16 +85,28 @@ def group(title: str, *flags: Flag) -> Group:
     return title, flags
 
 
+def group_of(title: str, whole: Group, *names: str) -> Group:
+    """Return a group of some flags of another group, by their own names."""
+    known = {flag.name: flag for flag in whole[1]}
+    return title, [known[name] for name in names]
+
+
 def add_groups(
     parser: argparse.ArgumentParser, groups: Iterable[Group], part: str = "server"
 ) -> None:
     """Declare the flags of some groups, which are folded in the help; ``part`` names them all."""
-    for title, flags in groups:
+    for one in groups:
         if isinstance(parser, KilnParser):
-            parser.folded[title] = part
-        group = parser.add_argument_group(title)
-        for flag in flags:
-            flag.add_to(group)
+            parser.folded[one[0]] = part
+        add_group(parser, one)
+
+
+def add_group(parser: argparse.ArgumentParser, group: Group) -> None:
+    """Declare the flags of a group, which the help explains."""
+    title, flags = group
+    added = parser.add_argument_group(title)
+    for flag in flags:
+        flag.add_to(added)
 
 
 def settings_of(args: argparse.Namespace, groups: Iterable[Group]) -> dict[str, dict[str, Any]]:

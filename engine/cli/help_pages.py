@@ -6,19 +6,18 @@ A group of many flags is folded: the short page has the names of its flags alone
 from __future__ import annotations
 
 import argparse
-import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_WIDEST = 100  # columns: longer lines are hard to read
+from kiln.engine.cli.lines import screen_width
 
 
 class PageFormatter(argparse.HelpFormatter):
     """Wraps paragraphs, and the names of a flag, which argparse lets run over the edge."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(shutil.get_terminal_size().columns, _WIDEST) - 1)
+        super().__init__(prog, width=screen_width())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """Return the names of a flag, and once what follows them."""
@@ -147,7 +146,7 @@ class Manual:
             f"more flags, by group. --help={folded[0].topic} shows the meaning of these{part}, "
             "--help=FLAG of one, --help=WORD of all with a word, --help=all of everything, "
             "--help=page in a pager:",
-            _width(),
+            screen_width(),
             break_on_hyphens=False,
         )
 
@@ -160,17 +159,13 @@ def _names(folded: Sequence[Section]) -> list[str]:
         names = [_own_name(one) for one in section.actions if one.help != argparse.SUPPRESS]
         lines += textwrap.wrap(
             " ".join(names),
-            _width(),
+            screen_width(),
             initial_indent=f"  {section.topic}".ljust(column),
             subsequent_indent=" " * column,
             break_on_hyphens=False,
             break_long_words=False,
         )
     return lines
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size().columns, _WIDEST) - 1
 
 
 def _explain(page: PageFormatter, title: str, actions: Sequence[argparse.Action]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -59,16 +59,19 @@ class MemoryPlan:
         )
 
 
-def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
-    """Plan a model folder with the settings of ``kiln serve``. Raises ModelError.
+def plan_memory(
+    folder: Path, kv: KVConfig | None = None, *, model: ModelConfig | None = None
+) -> MemoryPlan:
+    """Plan a model folder with the settings of ``kiln serve``. Raises ModelError and ConfigError.
 
-    The size of the weights follows from config.json. On a GPU the pool gets the rest of
-    ``gpu_memory_utilization``; on a CPU it gets ``kv_memory_gib``.
+    ``model``: settings of the model that are not the defaults. The size of the weights follows from
+    config.json. On a GPU the pool gets the rest of ``gpu_memory_utilization``; on a CPU it gets
+    ``kv_memory_gib``.
     """
-    kv = kv or KVConfig()
-    _, config = read_model(folder)
+    kv, model = kv or KVConfig(), model or ModelConfig(str(folder))
+    _, config = read_model(folder, model.quantization, model.overrides)
     device = resolve_device("auto")
-    dtype = resolve_dtype("auto", config, device)
+    dtype = resolve_dtype(model.dtype, config, device)
     weights = stored_bytes(config, dtype)
     memory = kv.pool_memory(device.type)
     if device.type == "cpu":
@@ -95,14 +98,18 @@ def plan_on_gpus(config: HFConfig, memory: int, world: int) -> MemoryPlan:
     return MemoryPlan("cuda", weights, pool, tokens, config.max_positions)
 
 
-def measure_memory(folder: Path, progress: Progress) -> MemoryPlan:
+def measure_memory(
+    folder: Path, progress: Progress, *, model: ModelConfig | None = None
+) -> MemoryPlan:
     """Start an engine with random weights in the shapes of a model folder, and measure it.
 
-    The settings are those of ``kiln serve`` without flags. Raises KilnError and KernelError.
+    The settings are those of ``kiln serve`` without flags but those of ``model``. Raises KilnError
+    and KernelError.
     """
     from kiln.engine.runner.model_runner import ModelRunner  # imports every kernel
 
-    config = EngineConfig(ModelConfig(str(folder), load_format="dummy"))
+    settings = replace(model or ModelConfig(str(folder)), model=str(folder), load_format="dummy")
+    config = EngineConfig(settings)
     runner = ModelRunner(config, progress)
     runner.try_out(progress)
     runner.capture_graphs(progress)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli.engine_flags import ENGINE, LORA
-from kiln.engine.cli.flags import add_groups, command_line, settings_of
+from kiln.engine.cli.flags import Group, add_groups, command_line, settings_of
 from kiln.engine.cli.several import is_model_folder
-from kiln.engine.config import EngineConfig, LoRAModule
+from kiln.engine.config import EngineConfig, LoRAModule, ModelConfig
 from kiln.engine.config_forms import checked_speculative, config_of
 from kiln.engine.errors import ConfigError, ModelError
 
@@ -85,6 +85,11 @@ def _lora_module(given: str) -> LoRAModule:
     if set(said) != {"name", "path"} or not all(isinstance(one, str) for one in said.values()):
         raise wanted
     return LoRAModule(**said)
+
+
+def model_config(args: argparse.Namespace, name: str, flags: Group) -> ModelConfig:
+    """Return the settings of a model by the flags of a group. Raises ConfigError."""
+    return ModelConfig(name, **settings_of(args, [flags]).get("model", {}))
 
 
 def model_of(args: argparse.Namespace) -> str:

@@ -101,12 +101,12 @@ class KilnParser(argparse.ArgumentParser):
         )
 
     def _section(self, group: argparse._ArgumentGroup) -> Section:
-        """Return a group for the help; argparse has two of its own, for words and other flags."""
+        """Return a group for the help; argparse has two of its own, for words and flags."""
         actions = group._group_actions
         if group is self._positionals:
             return Section("arguments", actions)
         if group is self._optionals:
-            return Section("other flags", actions, is_last=True)
+            return Section("flags", actions, is_last=bool(self.folded))
         title = group.title or ""
         return Section(title, actions, title in self.folded, self.folded.get(title, ""))
 

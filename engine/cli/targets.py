@@ -45,6 +45,32 @@ def wanted_archs(text: str | None) -> list[str]:
     return list(dict.fromkeys(targets))
 
 
+def compiled_archs(text: str | None) -> list[str]:
+    """Return the targets of a flag, or its default targets, for a command that compiles.
+
+    Those of "all" that NVRTC does not know are left out, and named on stderr. Raises KernelError
+    for another one, whose compiles would all fail.
+    """
+    from kiln.jit_kernels.declare.arch import ALL_ARCHS, compute_capability
+    from kiln.jit_kernels.declare.errors import KernelError, ToolchainMissing
+    from kiln.jit_kernels.toolchains import nvrtc
+
+    archs = wanted_archs(text)
+    try:
+        known = nvrtc.known_capabilities()
+    except ToolchainMissing:  # all kernels may be in a bundle
+        return archs
+    unknown = [arch for arch in archs if compute_capability(arch) not in known]
+    if not unknown:
+        return archs
+    there = ", ".join(f"sm_{one}" for one in known)
+    told = f"NVRTC {nvrtc.version()} does not compile for {', '.join(unknown)}; it knows {there}"
+    if archs != list(ALL_ARCHS):
+        raise KernelError(f"{told}: leave it out, or install another NVRTC")
+    print(told, file=sys.stderr)
+    return [arch for arch in archs if arch not in unknown]
+
+
 def declared_jobs(arch: str | None) -> list[Job]:
     """Return every declared program for the targets of ``--arch``. Raises KernelError."""
     from kiln.jit_kernels.compile.warmup import jobs_for

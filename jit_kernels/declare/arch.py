@@ -13,7 +13,8 @@ from kiln.jit_kernels.declare.spec import Gpu
 # One target per supported GPU generation; ``kiln warmup --arch all`` builds for these.
 ALL_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 _CAPABILITIES = (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)  # of all GPUs
-_ARCH = re.compile(r"sm_(\d{2,3})[af]?")
+_ARCH = re.compile(r"sm_(\d{2,3})([af]?)")
+_FIRST_WITH = {"a": 90, "f": 100}  # suffix -> the first architecture that has it
 
 
 def compute_capability(arch: str) -> int:
@@ -27,7 +28,8 @@ def compute_capability(arch: str) -> int:
 def target_of(arch: str) -> str:
     """Return the target that Kiln uses on the GPUs of an architecture: ``sm_90a`` for ``sm_90``.
 
-    Raises KernelError for an architecture that no GPU has.
+    A suffix that the architecture does not have is left out. Raises KernelError for an
+    architecture that no GPU has.
     """
     capability = compute_capability(arch)
     if capability not in _CAPABILITIES:
@@ -36,7 +38,10 @@ def target_of(arch: str) -> str:
             f"{arch!r}: no GPU has this architecture; did you mean {near}? Targets are "
             f"{', '.join(ALL_ARCHS)}"
         )
-    return arch + "a" if arch[-1].isdigit() and _has_features(capability // 10) else arch
+    suffix = arch.removeprefix(f"sm_{capability}")
+    if suffix and capability >= _FIRST_WITH[suffix]:
+        return arch
+    return _target(*divmod(capability, 10))
 
 
 def _has_features(major: int) -> bool:
@@ -49,9 +54,11 @@ def device_arch(device: torch.device) -> str:
 
     Hopper and data-centre Blackwell use the ``a`` suffix, which enables wgmma and tcgen05.
     """
-    major, minor = torch.cuda.get_device_capability(device)
-    suffix = "a" if _has_features(major) else ""
-    return f"sm_{major}{minor}{suffix}"
+    return _target(*torch.cuda.get_device_capability(device))
+
+
+def _target(major: int, minor: int) -> str:
+    return f"sm_{major}{minor}{'a' if _has_features(major) else ''}"
 
 
 def index_of(device: torch.device) -> int:

@@ -81,6 +81,16 @@ def version() -> str:
     return f"{major}.{minor}"
 
 
+@cache
+def known_capabilities() -> tuple[int, ...]:
+    """Return the compute capabilities that NVRTC compiles for, such as 90. Raises ToolchainMissing.
+
+    Other targets make it report hundreds of errors in its own headers.
+    """
+    _, found = _bindings().nvrtcGetSupportedArchs()
+    return tuple(found)
+
+
 def compile_cubin(label: str, unit: Unit, arch: str) -> bytes:
     """Return the cubin of a translation unit for ``arch`` (such as ``sm_90a``).
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +13,11 @@ if TYPE_CHECKING:
     from kiln.cache.env import Variable
 
 HELP = "show every KILN_ environment variable"
-_WIDEST = 100  # columns: longer lines are hard to read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag."""
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,15 +26,15 @@ def run(args: argparse.Namespace) -> int:
     from kiln.jit_kernels.declare.families import families
 
     rows = describe(families(), read(families()))
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
     changed = [row for row in rows if row.value != row.default]
+    if args.json:
+        print(json.dumps([{**asdict(row), "changed": row in changed} for row in rows]))
+        return 0
     print("Set to other than the default:" if changed else "Every variable has its default.")
     for row in changed:
-        print(f"  {row.name}={row.value}")
+        print(f"  {row.name}={row.value}")  # as it can be copied, however long
     for names, row in _alike(rows):
-        print()
-        for line in _entry(names, row, width):
-            print(line)
+        print(*_entry(names, row), sep="\n")
     return 0
 
 
@@ -46,15 +49,13 @@ def _alike(rows: Iterable[Variable]) -> Iterator[tuple[list[str], Variable]]:
     yield from groups.values()
 
 
-def _entry(names: list[str], row: Variable, width: int) -> list[str]:
+def _entry(names: list[str], row: Variable) -> list[str]:
     """Return the lines of a variable: its name, values and default, then its meaning."""
+    from kiln.engine.cli.lines import hang
+
     head = ", ".join(names)
     if row.values:
         head += f" = {row.values}"
     if row.default:
         head += f"; default {row.default}"
-    lines = textwrap.wrap(head, width, subsequent_indent="  ", break_on_hyphens=False)
-    return [
-        *lines,
-        *textwrap.wrap(row.help, width, initial_indent="    ", subsequent_indent="    "),
-    ]
+    return ["", *hang("", head, 2), *hang("    ", row.help)]

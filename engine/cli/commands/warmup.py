@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli import exit_codes
-from kiln.engine.cli.targets import add_arch_argument, declared_jobs, wanted_archs
+from kiln.engine.cli.engine_flags import MODEL
+from kiln.engine.cli.flags import add_group, command_line, group_of
+from kiln.engine.cli.options import model_config
+from kiln.engine.cli.targets import add_arch_argument, compiled_archs
 from kiln.engine.config import KV_CACHE_DTYPES, ModelConfig
 
 if TYPE_CHECKING:
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
     from kiln.engine.models.hf_config import HFConfig
     from kiln.jit_kernels.compile.warmup import Job
 
+_SETTINGS = group_of(
+    "with --model: what it will be served with",
+    MODEL,
+    *("--revision", "--hf-overrides", "--dtype", "--quantization"),
+)
 HELP = "compile every kernel into the kernel cache; needs no GPU"
 
 
@@ -40,16 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=KV_CACHE_DTYPES,
         default="auto",
         help="with --model: dtype of the KV cache that it will be served with",
-    )
-    parser.add_argument(
-        "--quantization",
-        "-q",
-        metavar="METHOD",
-        help="with --model: what it will be served with, if the checkpoint is of floats",
-    )
-    parser.add_argument("--revision", help="with --model: branch, tag or commit on the hub")
-    parser.add_argument(
-        "--hf-overrides", metavar="JSON", help="with --model: what is merged into its config.json"
     )
     parser.add_argument(
         "--jobs", type=int, help="parallel compiles; default: KILN_JIT_JOBS, else the cores"
@@ -69,11 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", type=Path, metavar="FILE", help="also write these kernels to a sealed bundle"
     )
+    add_group(parser, _SETTINGS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print the outcome."""
+    from kiln.jit_kernels.compile.warmup import jobs_for
     from kiln.jit_kernels.declare.errors import KernelError
+    from kiln.jit_kernels.registry import all_specs
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
@@ -83,15 +84,14 @@ def run(args: argparse.Namespace) -> int:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
-    for name in ("quantization", "revision", "hf_overrides"):
-        if getattr(args, name) is not None and args.model is None:
-            flag = f"--{name.replace('_', '-')}"
+    for flag in command_line(args, [_SETTINGS])[:1]:
+        if args.model is None:
             raise KernelError(f"{flag} needs --model: without one all kernels are built")
+    archs = compiled_archs(args.arch)
     if args.model is None:
-        jobs = declared_jobs(args.arch)
+        jobs = jobs_for(all_specs().values(), archs)
     else:
-        archs, ranks = wanted_archs(args.arch), args.tensor_parallel_size or 1
-        jobs = _jobs_of(args, ranks, archs)
+        jobs = _jobs_of(args, args.tensor_parallel_size or 1, archs)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
@@ -129,7 +129,7 @@ def _jobs_of(args: argparse.Namespace, world: int, archs: Sequence[str]) -> list
 
     model, device = _read(args), torch.device("cuda")
     config = model[1]
-    dtype = resolve_dtype("auto", config, device)
+    dtype = resolve_dtype(_settings(args).dtype, config, device)
     needs = kernel_needs(config, dtype, resolve_kv_dtype(args.kv_cache_dtype, dtype))
     sums, sizes = sum_kernels(world, device)
     jobs = jobs_for(called_kernels(None, model, device, needs), archs, needs)
@@ -141,9 +141,13 @@ def _read(args: argparse.Namespace) -> tuple[Family, HFConfig]:
     from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
 
-    model = ModelConfig(args.model, revision=args.revision, hf_overrides=args.hf_overrides)
+    model = _settings(args)
     folder = resolve_model_folder(model.model, model.revision)
-    return read_model(folder, args.quantization, model.overrides)
+    return read_model(folder, model.quantization, model.overrides)
+
+
+def _settings(args: argparse.Namespace) -> ModelConfig:
+    return model_config(args, args.model, _SETTINGS)
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:
@@ -191,7 +195,7 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
 
     family, config = _read(args)
     device = resolve_device("auto")
-    dtype = resolve_dtype("auto", config, device)
+    dtype = resolve_dtype(_settings(args).dtype, config, device)
     start, world = time.perf_counter(), args.tensor_parallel_size or 1
     ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
     with closing(LoadingDisplay(quiet=args.json)) as display:

@@ -95,6 +95,13 @@ def test_env_shows_every_variable_and_its_value(kiln):
         assert " ".join(row.help.split()) in words or "family of kernels" in words
 
 
+def test_env_is_a_list_for_programs(kiln):
+    rows = {row["name"]: row for row in json.loads(kiln("env", "--json", KILN_NORM="jit").stdout)}
+    assert (rows["KILN_NORM"]["value"], rows["KILN_NORM"]["changed"]) == ("jit", True)
+    assert rows["KILN_NORM"]["values"].split(" | ") == ["auto", "jit", "triton", "torch"]
+    assert rows["KILN_ROTARY"]["changed"] is False
+
+
 def test_doctor_looks_at_everything(kiln, tmp_path):
     result = kiln("doctor", KILN_HOST_COMPILER="no-such-compiler", COLUMNS="200")
     assert result.returncode == 0, "nothing that is missing here keeps Kiln from serving"
@@ -220,6 +227,13 @@ def test_an_fp8_pool_and_weights_quantised_at_load_have_kernels_of_their_own_to_
     other = kiln(*asked, "--model", DEMO, "--hf-overrides", '{"dtype": "float16"}')
     assert any("fp16" in name for name in {*other.stdout.splitlines()} - plain)
     assert not any("bf16" in name for name in other.stdout.splitlines())
-    for flag, value in (("--quantization", "fp8"), ("--hf-overrides", "{}"), ("--revision", "a")):
+    for flag, value in (
+        ("--quantization", "fp8"),
+        ("--hf-overrides", "{}"),
+        ("--revision", "a"),
+        ("--dtype", "fp16"),
+    ):
         refused = kiln(*asked, flag, value)
         assert (refused.returncode, f"{flag} needs --model" in refused.stderr) == (1, True)
+    half = kiln(*asked, "--model", DEMO, "--dtype", "half")
+    assert half.stdout == other.stdout

@@ -202,3 +202,24 @@ def test_the_command_prints_a_table_or_json_and_returns_1_for_a_problem(kiln, de
     result = kiln("doctor", str(demo), "--measure")
     assert result.returncode == 1
     assert "want no MODEL with them" in result.stderr
+
+
+def test_a_checkpoint_is_checked_with_the_settings_of_its_flags(kiln, demo):
+    scaled = '{"rope_parameters": {"rope_type": "linear", "factor": 2.0}}'
+    told = kiln("doctor", demo, "--hf-overrides", scaled, "--dtype", "half", "--json").stdout
+    found = {one["name"]: one["found"] for one in json.loads(told)["findings"]}
+    assert found["Rotary embedding"].startswith("linear x 2.0")
+    assert found["dtype"] == "float16"
+    assert found["Weights"].endswith(": float16")
+    wrong = '{"abc": 3, "hidden_act": "tanh", "rope_theta": null}'
+    refused = kiln("doctor", demo, "--hf-overrides", wrong)
+    assert refused.returncode == 1
+    said = " ".join(refused.stdout.split())
+    assert "--hf-overrides: abc is 3" in said
+    assert "--hf-overrides: hidden_act is 'tanh'" in said
+    assert kiln("doctor", demo, "--dtype", "int4").returncode == 2
+    machine = kiln("doctor", "--model", demo, "--dtype", "half", "--json").stdout
+    plan = json.loads(machine)["findings"][-1]["found"]
+    whole = json.loads(kiln("doctor", "--model", demo, "--json").stdout)["findings"][-1]["found"]
+    tokens = [int(text.split(" tokens")[0].split()[-1].replace(",", "")) for text in (plan, whole)]
+    assert tokens[0] > 1.9 * tokens[1], "half of float32"

@@ -54,7 +54,7 @@ def test_the_help_of_serve_explains_what_is_often_used_and_names_every_flag(caps
     short = _page(capsys, monkeypatch, "serve", "--help")
     for _, flags in (*ENGINE, LORA, CHATS, SERVER):
         assert all(flag.name in short.split() for flag in flags)
-    explained = short.partition("often used:")[2].partition("other flags:")[0]
+    explained = short.partition("often used:")[2].partition("\nflags:")[0]
     assert all(f"  {name}" in explained for name in OFTEN)
     assert explained.index("--host") < explained.index("--lora-modules"), "in that order"
 

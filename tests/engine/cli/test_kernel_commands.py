@@ -7,16 +7,23 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from kiln.cache.disk.bundle import Bundle, write_bundle
 from kiln.engine.cli import kernel_progress
 from kiln.engine.cli.commands import kernels
+from kiln.engine.cli.commands.kernels.choices import _lines, group_choices
 from kiln.engine.cli.main import main
 from kiln.engine.cli.parser import commands_of
 from kiln.jit_kernels import implementations, registry
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile.open_cache import kernel_cache
+from kiln.jit_kernels.declare.arch import ALL_ARCHS, compute_capability, target_of
+from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.settings import settings
+from kiln.jit_kernels.declare.spec import label
+from kiln.jit_kernels.implementations import Decision
+from kiln.jit_kernels.launch import target_arch
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.toolchains import nvrtc, template
 from kiln.jit_kernels.toolchains.template import read_source
@@ -291,12 +298,33 @@ def test_the_engine_process_passes_a_sealed_miss_on(monkeypatch):
     assert code_of(client._failure(failed, loading=False)) == 1
 
 
-def test_choices_tell_what_runs_here(kiln):
-    code, out, _ = kiln("kernels", "choices", KILN_NORM="torch")
+def test_choices_have_a_row_for_each_reason(kiln):
+    code, out, _ = kiln("kernels", "choices", KILN_NORM="torch", COLUMNS=60)
     assert code == 0
-    (row,) = [line for line in out.splitlines() if " norm " in line]
-    assert "KILN_NORM=torch" in row
-    assert out.count("torch: ") == 2, "families of which the same is true share a row"
+    one, other, last = out.split("\n\n")
+    assert one.splitlines()[0] == "torch: KILN_CPU_KERNELS=torch"
+    assert "activation, rotary" in " ".join(one.split())
+    assert other.splitlines() == ["torch: KILN_NORM=torch", "    norm"]
+    assert "KILN_CPU_KERNELS" in last
+    code, out, _ = kiln("kernels", "choices", "--json", KILN_NORM="torch")
+    told = json.loads(out)
+    assert (told["device"], told["launcher"], told["toggles"]["norm"]) == ("cpu", None, "torch")
+    assert [one["reason"] for one in told["choices"]] == [
+        "KILN_CPU_KERNELS=torch",
+        "KILN_NORM=torch",
+    ]
+    assert "rms_norm[bf16]" in told["choices"][1]["families"]["norm"]
+
+
+def test_of_a_family_that_runs_in_two_ways_the_fewer_variants_are_named():
+    spec = all_specs()["rms_norm"]
+    variants = list(spec.variants())
+    made = [Decision(spec, one, "jit", "auto", None) for one in variants[1:]]
+    made += [Decision(spec, variants[0], "torch", "no bf16", None)]
+    choices = group_choices(made)
+    assert [one.implementation for one in choices] == ["jit", "torch"]
+    texts = [" ".join(" ".join(_lines(one, choices)).split()) for one in choices]
+    assert texts == ["jit: auto norm", f"torch: no bf16 norm ({label(spec, variants[0])})"]
 
 
 def test_a_target_is_one_that_a_gpu_has(kiln):
@@ -310,6 +338,47 @@ def test_a_target_is_one_that_a_gpu_has(kiln):
     assert (code, out) == (1, "")
     assert "'sm_91': no GPU has this architecture; did you mean sm_90a?" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        *(("sm_90", "sm_90a"), ("sm_90a", "sm_90a"), ("sm_90f", "sm_90a"), ("sm_75a", "sm_75")),
+        *(("sm_100", "sm_100a"), ("sm_100f", "sm_100f"), ("sm_120", "sm_120")),
+    ],
+)
+def test_a_target_has_the_suffix_that_its_gpus_need(kiln, monkeypatch, given, target):
+    assert target_of(given) == target
+    told = json.loads(kiln("warmup", "--arch", given, "--dry-run", "--json")[1])
+    assert {name.split()[-1] for name in told["names"]} == {target}
+    settings.cache_clear()
+    monkeypatch.setenv("KILN_KERNEL_ARCH", given)
+    assert target_arch(torch.device("cuda")) == target
+
+
+@pytest.mark.parametrize("given", ["sm_91", "sm_99a", "all", "h100", "sm_60"])
+def test_a_forced_target_that_no_gpu_has_is_refused(kiln, monkeypatch, given):
+    settings.cache_clear()
+    monkeypatch.setenv("KILN_KERNEL_ARCH", given)
+    with pytest.raises(KernelError, match=given):
+        target_arch(torch.device("cuda"))
+
+
+def test_targets_that_nvrtc_does_not_know_are_not_compiled(kiln, monkeypatch):
+    monkeypatch.setattr(nvrtc, "known_capabilities", lambda: (75, 80, 90))
+    code, out, err = kiln("warmup", "--arch", "sm_90,sm_100")
+    assert (code, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert "does not compile for sm_100a; it knows sm_75, sm_80, sm_90: leave it out" in last
+    assert kiln("warmup", "--dry-run", KILN_KERNEL_ARCH="sm_120")[0] == 1
+    code, out, err = kiln("warmup", "--arch", "all", "--dry-run")
+    assert code == 0
+    assert {line.split()[-1] for line in out.splitlines()} == {"sm_75", "sm_80", "sm_90a"}
+    assert "does not compile for sm_86, sm_89, sm_100a, sm_120;" in err
+
+
+def test_nvrtc_knows_every_target_of_all():
+    assert {compute_capability(arch) for arch in ALL_ARCHS} <= set(nvrtc.known_capabilities())
 
 
 def test_help_of_every_verb(kiln):
