@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,6 +41,10 @@ def _require(fine: bool, name: str, value: object, wanted: str) -> None:
         raise ConfigError(f"{name}={value!r}: must be {wanted}")
 
 
+def _require_one(name: str, value: object, choices: Sequence[str]) -> None:
+    _require(value in choices, name, value, f"one of {', '.join(choices)}")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The model. ``model`` is a folder in Hugging Face format or a hub id.
@@ -71,9 +76,8 @@ class ModelConfig:
         dtype, wanted = dtype_named(self.dtype), "auto, float32, float16 (half, fp16) or bfloat16"
         _require(dtype in get_args(DType), "dtype", str(self.dtype)[:80], f"{wanted} (bf16)")
         object.__setattr__(self, "dtype", dtype)
-        formats = ("auto", "dummy")
-        _require(self.load_format in formats, "load_format", self.load_format, "auto or dummy")
-        _require(self.task in TASKS, "task", self.task, f"one of {', '.join(TASKS)}")
+        _require_one("load_format", self.load_format, get_args(LoadFormat))
+        _require_one("task", self.task, TASKS)
         if self.max_model_len is not None:
             _require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more")
         for name in ("revision", "tokenizer", "tokenizer_revision"):
@@ -128,14 +132,11 @@ class KVConfig:
                 _require(value is None, name, value, "unset if num_kv_blocks is set")
         if share is not None:
             _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
-        if memory is not None:
-            _require(memory > 0, "kv_memory_gib", memory, "above 0")
+        _require(memory is None or memory > 0, "kv_memory_gib", memory, "above 0")
         host, caching = self.kv_offload_gib, self.enable_prefix_caching
         _require(0 <= host < math.inf, "kv_offload_gib", host, "0 or more GiB")
         _require(caching or not host, "kv_offload_gib", host, "0 without enable_prefix_caching")
-        dtype = self.kv_cache_dtype
-        wanted = f"one of {', '.join(KV_CACHE_DTYPES)}"
-        _require(dtype in KV_CACHE_DTYPES, "kv_cache_dtype", dtype, wanted)
+        _require_one("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
 
     def pool_memory(self, device: str) -> float:
         """Return ``gpu_memory_utilization`` on "cuda" and ``kv_memory_gib`` on "cpu".
@@ -166,8 +167,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
-        policy, wanted = self.scheduling_policy, f"one of {', '.join(SCHEDULING_POLICIES)}"
-        _require(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, wanted)
+        _require_one("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_chunk_tokens"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "1 or more")
@@ -251,11 +251,8 @@ class LoRAConfig:
         for name in names:
             _require(names.count(name) == 1, "LoRA adapter name", name, "used for one adapter")
         used = self.enabled
-        for name, value in (
-            ("max_loras", self.max_loras),
-            ("max_lora_rank", self.max_lora_rank),
-            ("lora_memory_gib", self.memory_gib),
-        ):
+        limits = {"max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank}
+        for name, value in (*limits.items(), ("lora_memory_gib", self.memory_gib)):
             _require(value is None or used, name, value, "unset without lora_modules and lora_root")
             _require(value is None or value > 0, name, value, "above 0")
         _require(self.host_memory_gib > 0, "lora_host_memory_gib", self.host_memory_gib, "above 0")
@@ -289,16 +286,13 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Check the choice and the ranges. Raises ConfigError."""
-        wanted = f"one of {', '.join(SPECULATIVE_METHODS)}"
         method, drafts = self.method, self.num_speculative_tokens
         if method is None:
             for one in fields(self):
-                value = getattr(self, one.name)
-                _require(
-                    not value, f"speculative_config: {one.name}", value, "unset without method"
-                )
+                value, name = getattr(self, one.name), f"speculative_config: {one.name}"
+                _require(not value, name, value, "unset without method")
             return
-        _require(method in SPECULATIVE_METHODS, "speculative_config: method", method, wanted)
+        _require_one("speculative_config: method", method, SPECULATIVE_METHODS)
         limits = f"1 to {MAX_DRAFTS}"
         name = "speculative_config: num_speculative_tokens"
         _require(type(drafts) is int and 1 <= drafts <= MAX_DRAFTS, name, drafts, limits)
@@ -335,6 +329,14 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What the engine's processes log to stderr: text, or one JSON object a line."""
+
+    level: Literal["debug", "info", "warning", "error"] = "warning"
+    format: Literal["text", "json"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of the engine, grouped by component."""
 
@@ -345,3 +347,4 @@ class EngineConfig:
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    logs: LogConfig = field(default_factory=LogConfig)

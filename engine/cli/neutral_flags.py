@@ -21,7 +21,6 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "--no-enable-lora": (),
         "--disable-log-requests": (),
         "--no-enable-log-requests": (),
-        "--disable-log-stats": (),
         "--disable-uvicorn-access-log": (),
         "--enable-request-id-headers": (),
         "--enable-prompt-tokens-details": (),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.flags import Group, add_groups, command_line, settings_of
+from kiln.engine.cli.serve_flags import LOGS
 from kiln.engine.cli.several import is_model_folder
 from kiln.engine.config import EngineConfig, LoRAModule, ModelConfig
 from kiln.engine.config_forms import checked_speculative, config_of
@@ -38,7 +39,7 @@ def engine_config(args: argparse.Namespace, model: Path | str) -> EngineConfig:
 
     A setting whose flag is not given keeps its default.
     """
-    given = settings_of(args, (*ENGINE, LORA))
+    given = settings_of(args, (*ENGINE, LORA, LOGS))
     given.setdefault("model", {})["model"] = str(model)
     given.setdefault("lora", {})["modules"] = lora_modules(args)
     given["speculative"] = _speculative(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,25 @@ from kiln.engine.models.progress import amount, announcement
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+
+logger = logging.getLogger(__name__)
+
+
+class LoadingLog:
+    """Logs each stage when it begins, for a log that programs read."""
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Take note of a stage's progress."""
+        if stage not in self._begun:
+            self._begun.add(stage)
+            logger.info("%s", announcement(stage, total))
+
+    def close(self) -> None:
+        """Do nothing: a log needs no end."""
 
 
 class LoadingDisplay:

@@ -7,8 +7,6 @@ from pathlib import Path
 from kiln.engine.cli.flags import Flag, group
 from kiln.engine.cli.several import is_origin_like
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-
 SERVER = group(
     "server",
     Flag("--host", "address to listen on; default 127.0.0.1"),
@@ -50,7 +48,32 @@ SERVER = group(
         type=int,
         metavar="N",
     ),
-    Flag("--log-level", "lines of this level and above; default warning", choices=LOG_LEVELS),
+)
+LOGS = group(
+    "logs",
+    Flag(
+        "--log-level",
+        "of Kiln's lines; other packages' are logged from warning on, or all at debug; default "
+        "info",
+        "logs.level",
+    ),
+    Flag("--log-format", "json: one object a line, from every process", "logs.format"),
+    Flag(
+        "--access-log",
+        "a line for each request: client, path, status, bytes, times, model and tokens, but no "
+        "text",
+        switch=True,
+    ),
+    Flag(
+        "--disable-access-log-for-endpoints",
+        "paths without such a line, separated by commas, as in /health,/metrics",
+        metavar="PATHS",
+    ),
+    Flag(
+        "--disable-log-stats",
+        "no line each 10 s of tokens/s, requests and KV pool while requests run",
+        switch=True,
+    ),
 )
 CHATS = group(
     "chats",

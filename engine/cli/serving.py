@@ -7,21 +7,23 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 
 import kiln
 from kiln.engine.cli.listen import url_of
 from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.cli.origins import read_origins
-from kiln.engine.cli.progress import LoadingDisplay
+from kiln.engine.cli.progress import LoadingDisplay, LoadingLog
 from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.supervisor import RestartPolicy, Supervisor
 from kiln.engine.server.app import create_app
+from kiln.engine.server.periodic import repeated
 from kiln.engine.server.run import Seconds, serve
 from kiln.engine.server.serving import ServerSettings, read_defaults
+from kiln.engine.server.stats_log import STATS_SECONDS, StatsLog
 from kiln.engine.text.tokenizer import Tokenizer
 
 
@@ -48,15 +50,23 @@ def run_server(
         allowed_origins=read_origins(args.allowed_origins or ()),
         ignore_unknown_fields=bool(args.ignore_unknown_fields),
         replies=reply_formats(args, templates),
+        quiet_paths=_quiet_paths(args),
     )
     seconds = Seconds(keep_alive=args.timeout_keep_alive, shutdown=args.shutdown_timeout)
     policy = RestartPolicy(args.max_restarts)
     url = url_of(listener)
 
     async def run() -> None:
-        with closing(LoadingDisplay()) as display:
-            async with Supervisor(process, spawn, policy, display) as engine:
+        shown = LoadingLog() if args.log_format == "json" else LoadingDisplay()
+        with closing(shown) as display:
+            async with AsyncExitStack() as beside:
+                engine = await beside.enter_async_context(
+                    Supervisor(process, spawn, policy, display)
+                )
                 app = create_app(engine, tokenizer, settings)
+                if not args.disable_log_stats:
+                    stats = StatsLog(app.state.serving.metrics.tokens, engine.stats)
+                    await beside.enter_async_context(repeated(stats.look, STATS_SECONDS))
 
                 def announce() -> None:
                     display.close()
@@ -66,6 +76,14 @@ def run_server(
 
     asyncio.run(run())
     return 0
+
+
+def _quiet_paths(args: argparse.Namespace) -> tuple[str, ...] | None:
+    """Return the paths that the access log leaves out; None: there is no access log."""
+    if not args.access_log:
+        return None
+    paths = (args.disable_access_log_for_endpoints or "").split(",")
+    return tuple(path.strip() for path in paths if path.strip())
 
 
 def _print_summary(

@@ -25,6 +25,7 @@ import zmq
 from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import read_config_text
+from kiln.engine.distributed.logs import configure
 from kiln.engine.errors import KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address
@@ -183,8 +184,10 @@ def run(load: Load, arguments: list[str]) -> int:
     _leave_with_parent(folder)
     worker, linger = Worker(folder), _LINGER
     try:
+        config = read_config_text(arguments[1])
+        configure(config.logs, "engine")
         core, info = load(
-            read_config_text(arguments[1]),
+            config,
             lambda stage, done, total: worker.send(wire.Progress(stage, done, total)),
         )
         gc.collect()

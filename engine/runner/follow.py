@@ -16,6 +16,7 @@ from kiln.engine.distributed.calls import Calls
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.inbox import Inbox
 from kiln.engine.distributed.launched import Launched
+from kiln.engine.distributed.logs import configure
 from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def _spawned(told: dict[str, Any], rank: int) -> tuple[EngineConfig, Group]:
 
     torch.set_num_threads(told["threads"])
     config = read_config_text(told["config"])
+    configure(config.logs, f"rank {rank}")
     return config, connect_spawned(told, rank, config.model.device)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -14,16 +13,14 @@ from kiln.engine.requests.request import TokenOutput
 from kiln.engine.server.body_writer import BodyWriter
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.exchange import Tokens, Work, note_error, note_work
 from kiln.engine.server.generation import Generation, GenerationError
-from kiln.engine.server.outcomes import note_error
 from kiln.engine.server.responses import encode_json
 from kiln.engine.server.sse import EventStream
 from kiln.engine.server.threads import LARGE
 from kiln.engine.text.outputs import CompletionDelta
 
 _ENTRY_BYTES = 16  # least size of a response's JSON per token and per log-probability
-
-logger = logging.getLogger(__name__)
 
 
 class EventForm(Protocol):
@@ -51,10 +48,12 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
     A stream starts with the first token, so that an earlier error can still set the HTTP status.
     Raises ApiError for the engine's errors, and ClientDisconnect.
     """
+    note_work(
+        request, Work(generation.served.name, generation.body.user, lambda: _tokens(generation))
+    )
     try:
         if not generation.body.stream:
             data = await unless_gone(request.receive, _whole(generation, form))
-            _log(request, generation)
             return Response(data, media_type="application/json")
         first = await _first(request, generation, form)
     except KilnError as error:
@@ -111,7 +110,6 @@ class _Events:
             while await tokens.feed(take):
                 await body.drain()
             made.append(form.closing())
-            _log(self._request, generation)
         except KilnError as error:
             told = _told(self._request, generation, error)
             note_error(self._request, told)
@@ -140,13 +138,6 @@ def _told(request: Request, generation: Generation, error: KilnError) -> ApiErro
     return told
 
 
-def _log(request: Request, generation: Generation) -> None:
+def _tokens(generation: Generation) -> Tokens:
     usage = generation.usage
-    logger.info(
-        "%s %s: %d prompt tokens, %d output tokens, user %.80r",
-        request.scope["path"],
-        request.state.request_id,
-        usage["prompt_tokens"],
-        usage["completion_tokens"],
-        generation.body.user,
-    )
+    return Tokens(usage["prompt_tokens"], usage["completion_tokens"])

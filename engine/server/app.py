@@ -13,16 +13,18 @@ import kiln
 from kiln.engine.errors import RequestError
 from kiln.engine.process.supervisor import Supervisor
 from kiln.engine.server import openapi
+from kiln.engine.server.access_log import AccessLog
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
 from kiln.engine.server.anthropic.routes import messages_router
 from kiln.engine.server.embeddings import EmbeddingsRequest, embeddings_router
 from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.exchange import ABORTED
 from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, RequestIds
 from kiln.engine.server.models import models_router
-from kiln.engine.server.outcomes import ABORTED, Outcomes
+from kiln.engine.server.outcomes import Outcomes
 from kiln.engine.server.pages.routes import pages_router
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.responses_api.body import ResponsesRequest
@@ -107,7 +109,9 @@ class _App(FastAPI):
                 allow_headers=("*",),
                 expose_headers=("X-Request-Id", "Retry-After"),
             )
-        return RequestIds(Outcomes(inner, serving.metrics))
+        logged = serving.settings.quiet_paths
+        access_log = None if logged is None else AccessLog(logged)
+        return RequestIds(Outcomes(inner, serving.metrics, access_log))
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:

@@ -65,9 +65,36 @@ class SendWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+class CountingWriter:
+    """Counts the bytes that go to another writer."""
+
+    def __init__(self, writer: BodyWriter) -> None:
+        self._writer = writer
+        self.size = 0
+
+    def write(self, data: bytes) -> bool:
+        """Count data and write it."""
+        self.size += len(data)
+        return self._writer.write(data)
+
+    async def drain(self) -> None:
+        """Wait as the other writer does."""
+        await self._writer.drain()
+
+
 def offer_writer(scope: Scope, writer: BodyWriter) -> None:
     """Let the response to a request use a writer."""
     scope.setdefault("extensions", {})[_EXTENSION] = writer
+
+
+def counted_writer(scope: Scope) -> CountingWriter | None:
+    """Count what a response writes past ASGI's ``send``; None if the connection has no writer."""
+    offered: BodyWriter | None = scope.get("extensions", {}).get(_EXTENSION)
+    if offered is None:
+        return None
+    writer = CountingWriter(offered)
+    offer_writer(scope, writer)
+    return writer
 
 
 def body_writer(scope: Scope, send: Send) -> BodyWriter:

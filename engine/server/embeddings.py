@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from kiln.engine.requests.request import NewRequest
 from kiln.engine.server.admission import read_request
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.exchange import Tokens, Work, note_work
 from kiln.engine.server.field_table import model_of
 from kiln.engine.server.fields import CacheSalt, Int, Priority, StrictModel, prompt_field
 from kiln.engine.server.openapi import describe_body
@@ -39,8 +39,6 @@ MAX_INPUTS = 2048  # OpenAI's limit
 # engine's queue keeps room for other calls, and the next group is queued before the last one ends.
 _GROUP, _GROUPS = 64, 2
 _NUMBER_BYTES = 20  # of a number in JSON
-
-logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
 
@@ -111,6 +109,8 @@ def embeddings_router(serving: Serving) -> APIRouter:
         served = serving.require_model(body.model)
         params = body.pooling_params()
         job = EmbeddingJob(require_embedder(info.embedder, params), params)
+        work = Work(served.name, body.user, lambda: Tokens(job.num_tokens, 0))
+        note_work(request, work)
         started = time.monotonic()
         try:
             await _read(serving, request, body, served.adapter, job)
@@ -118,7 +118,6 @@ def embeddings_router(serving: Serving) -> APIRouter:
         except KilnError as error:
             raise _told(error, request.state.request_id) from error
         _measure(serving, job, time.monotonic() - started)
-        _log(request, job, body.user)
         as_text = body.encoding_format == "base64"
 
         def write() -> bytes:
@@ -191,23 +190,12 @@ def _told(error: KilnError, request_id: str) -> ApiError:
 def _measure(serving: Serving, job: EmbeddingJob, seconds: float) -> None:
     metrics = serving.metrics
     for name, new in job.requests.items():
-        metrics.prompt_tokens.inc(len(new.prompt_token_ids))
+        metrics.tokens.add_prompt(len(new.prompt_token_ids))
         metrics.prompt_length.observe(len(new.prompt_token_ids))
         metrics.request_success.labels("stop").inc()
         metrics.e2e_request_latency.observe(seconds)
         if (waited := job.outputs[name].queue_seconds) is not None:
             metrics.queue_time.observe(waited)
-
-
-def _log(request: Request, job: EmbeddingJob, user: str | None) -> None:
-    logger.info(
-        "%s %s: %d inputs, %d prompt tokens, user %.80r",
-        request.scope["path"],
-        request.state.request_id,
-        len(job.requests),
-        job.num_tokens,
-        user,
-    )
 
 
 def _answer(job: EmbeddingJob, model: str, *, as_text: bool) -> EmbeddingList:

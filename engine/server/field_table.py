@@ -84,7 +84,7 @@ COMMON = (
         add_special_tokens="Add BOS and the like; default: true for a prompt, false for a chat",
         priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
         cache_salt="Cached prefixes are shared only among requests with the same salt",
-        user="A label in the server's log",
+        user="A label in the access log",
     ),
     *[
         FieldRow(name, "acting", f"Another name of structured_outputs.{kind}")

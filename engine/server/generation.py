@@ -199,7 +199,7 @@ class Generation:
                 metrics.queue_time.observe(output.queue_seconds)
             if answer.stream.completion.index % self.params.n == 0:  # once, as in ``usage``
                 self.cached_tokens += output.num_cached_tokens
-                metrics.prompt_tokens.inc(len(answer.new.prompt_token_ids))
+                metrics.tokens.add_prompt(len(answer.new.prompt_token_ids))
                 metrics.prompt_length.observe(len(answer.new.prompt_token_ids))
         if delta.finish_reason is not None:
             metrics.request_success.labels(delta.finish_reason).inc()

@@ -48,7 +48,6 @@ class Metrics:
         self._own.register(EngineCounts(engine_stats, is_ready))
         self.registry = CollectorRegistry()
         self.registry.register(NamedMetrics(self._own, model_name))
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
         self.tokens = TokenMetrics()
         self._own.register(self.tokens)
         self.request_success = self._counter(

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kiln.engine.distributed.logs import note_request_id
 from kiln.engine.server.anthropic import errors as anthropic
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.pages import routes as pages
@@ -67,6 +68,7 @@ class RequestIds:
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        note_request_id(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

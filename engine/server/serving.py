@@ -33,7 +33,8 @@ class ServerSettings:
     ``served_model_names``: the model's names for requests, with at least one. ``adapters``: the
     names of the LoRA adapters of the start. ``replies``: how the model writes reasoning and tool
     calls. ``ignore_unknown_fields``: fields of a request that Kiln does not know are a line in the
-    log instead of an error. Raises ConfigError if a name is empty or used twice.
+    log instead of an error. ``quiet_paths``: paths that the access log leaves out; None: there is
+    no access log. Raises ConfigError if a name is empty or used twice.
     """
 
     served_model_names: tuple[str, ...]
@@ -44,6 +45,7 @@ class ServerSettings:
     max_body_bytes: int = MAX_BODY_BYTES
     ignore_unknown_fields: bool = False
     replies: ReplyFormats = field(default_factory=ReplyFormats)
+    quiet_paths: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""

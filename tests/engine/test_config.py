@@ -198,8 +198,9 @@ SPECULATIVE = {  # one keyword, whose value is a mapping, fills a group
     "prompt_lookup_min": 2,
 }
 # Settings that only a server has (a limit of its queue, adapters that are loaded and unloaded,
-# torchrun).
+# torchrun, a log).
 NOT_OFFLINE = {"scheduler.max_waiting", "lora.host_memory_gib", "lora.root", "parallel.launcher"}
+NOT_OFFLINE |= {"logs.level", "logs.format"}
 
 
 def fields_of(config):
@@ -316,6 +317,8 @@ def test_a_configuration_survives_as_text_with_every_field():
         "lora.root": "/adapters",
         "lora.host_memory_gib": 3.5,
         "parallel.launcher": "torchrun",
+        "logs.level": "error",
+        "logs.format": "json",
         "scheduler.max_waiting": 2**63 - 1,
         **{f"speculative.{name}": value for name, value in SPECULATIVE.items()},
     }

@@ -12,8 +12,6 @@ machine or several: torchrun --nproc-per-node N --no-python kiln serve …
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 from functools import partial
 
 from kiln.engine.cli.engine_flags import LORA
@@ -22,7 +20,7 @@ from kiln.engine.cli.neutral_flags import add_neutral_flags
 from kiln.engine.cli.options import add_engine_arguments
 from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.reply_flags import reply_formats
-from kiln.engine.cli.serve_flags import CHATS, SERVER
+from kiln.engine.cli.serve_flags import CHATS, LOGS, SERVER
 
 _MAX_RESTARTS = 3  # in a row
 HELP = "serve a model over OpenAI's API"
@@ -42,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
     add_groups(parser, (LORA,), "engine")
-    add_groups(parser, (CHATS, SERVER))
+    add_groups(parser, (CHATS, SERVER, LOGS))
     if isinstance(parser, KilnParser):
         parser.often = OFTEN
-    parser.set_defaults(host="127.0.0.1", port=8000, log_level="warning")
+    parser.set_defaults(host="127.0.0.1", port=8000, log_level="info")
     parser.set_defaults(timeout_keep_alive=75.0, shutdown_timeout=30.0)
     add_neutral_flags(parser)
 
@@ -56,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from kiln.engine.cli.options import find_model, served_names
     from kiln.engine.cli.origins import read_origins
     from kiln.engine.cli.torchrun import with_torchrun
+    from kiln.engine.distributed.logs import configure
     from kiln.engine.errors import ConfigError
     from kiln.engine.process.child import EngineProcess
 
@@ -75,12 +74,9 @@ def run(args: argparse.Namespace) -> int:
     config, files = find_model(args)
     config, place = with_torchrun(config)
     args.max_restarts = _max_restarts(args.max_restarts, by_torchrun=place is not None)
-    logging.basicConfig(
-        level=args.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    if place is not None and place.rank > 0:
+    rank = 0 if place is None else place.rank
+    configure(config.logs, f"rank {rank}" if rank else "")
+    if place is not None and rank > 0:
         from kiln.engine.runner.follow import follow_launched
 
         return follow_launched(place, config)

@@ -2,9 +2,11 @@
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -32,6 +34,19 @@ CONFIG = {
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
+@contextmanager
+def unchanged_logging():
+    """Undo what a command does to the logging of this process."""
+    root, own = logging.getLogger(), logging.getLogger("kiln")
+    handlers, levels = root.handlers[:], (root.level, own.level)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        own.setLevel(levels[1])
+
+
 @pytest.fixture
 def kiln(capsys):
     """Run a command line in this process, which has imported torch already; return its outcome.
@@ -41,7 +56,7 @@ def kiln(capsys):
 
     def run(*arguments, stdin="", **environment):
         capsys.readouterr()
-        with pytest.MonkeyPatch.context() as patch:
+        with unchanged_logging(), pytest.MonkeyPatch.context() as patch:
             for name, value in {**ENVIRONMENT, **environment}.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stdin", io.StringIO(stdin))

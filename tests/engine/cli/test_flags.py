@@ -12,16 +12,17 @@ from kiln.engine.cli.main import build_parser, main
 from kiln.engine.cli.neutral_flags import NEUTRAL
 from kiln.engine.cli.options import engine_config, engine_flags, model_of
 from kiln.engine.cli.parser import KilnParser
-from kiln.engine.cli.serve_flags import SERVER
+from kiln.engine.cli.serve_flags import LOGS, SERVER
 from kiln.engine.cli.vllm_flags import ABSENT
 from kiln.engine.config import EngineConfig, LoRAModule
 from kiln.engine.errors import ConfigError
 
 VALUES = {"--dtype": "float16", "--load-format": "dummy", "--kv-cache-dtype": "fp8"}
 VALUES |= {"--scheduling-policy": "priority", "--task": "embed"}
+VALUES |= {"--log-level": "error", "--log-format": "json"}
 VALUES |= {"--hf-overrides": '{"rope_theta": 3}'}
 VALUES |= {"--device": "cpu", "--lora-root": "adapters", "--gpu-memory-utilization": "0.5"}
-EVERY = [flag for _, flags in (*ENGINE, LORA) for flag in flags if flag.setting]
+EVERY = [flag for _, flags in (*ENGINE, LORA, LOGS) for flag in flags if flag.setting]
 
 
 def parse(*words):
@@ -51,7 +52,9 @@ def test_every_name_of_a_flag_fills_its_setting(flag):
 
 
 @pytest.mark.parametrize(
-    "flag", [flag for flag in EVERY if not flag.setting.startswith("lora")], ids=lambda f: f.name
+    "flag",
+    [flag for flag in EVERY if not flag.setting.startswith(("lora", "logs"))],
+    ids=lambda f: f.name,
 )
 def test_another_kiln_gets_the_same_settings(flag):
     args = parse("m", *_line(flag, flag.name))
@@ -76,7 +79,10 @@ def test_names_may_have_underscores_and_vllms_dtypes():
 
 def test_no_name_is_in_two_tables():
     ours = [
-        name for _, flags in (*ENGINE, LORA, SERVER) for one in flags for name in one.names.split()
+        name
+        for _, flags in (*ENGINE, LORA, SERVER, LOGS)
+        for one in flags
+        for name in one.names.split()
     ]
     assert len(set(ours)) == len(ours)
     assert not set(ours) & (set(NEUTRAL) | set(ABSENT))

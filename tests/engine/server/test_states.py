@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import threading
 
 import httpx
@@ -185,16 +184,6 @@ def test_a_draining_server_takes_no_more():
     assert answer.json()["error"]["code"] == "draining"
     assert call(client, "GET", "/health/ready", app=app).status_code == 503
     assert call(client, "GET", "/health/live", app=app).status_code == 200
-
-
-def test_the_user_labels_the_line_in_the_log_and_cannot_forge_one(caplog):
-    with caplog.at_level(logging.INFO, logger="kiln"):
-        body = {**BODY, "user": "me\nERROR forged"}
-        call(StandIn(LAST), json=body, headers={"X-Request-Id": "r-7"})
-    (line,) = [record.getMessage() for record in caplog.records if "r-7" in record.getMessage()]
-    assert "'me\\nERROR forged'" in line
-    assert "1 prompt tokens, 1 output tokens" in line
-    assert "\n" not in line
 
 
 def test_without_a_tokenizer_text_is_refused_and_tokens_are_served():
