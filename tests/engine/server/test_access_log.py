@@ -7,6 +7,7 @@ import logging
 
 import httpx
 import pytest
+from one_life import OneLife
 
 from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.token_stream import TokenStream
@@ -51,7 +52,9 @@ def logged(caplog):
 
     def send(method="POST", path=COMPLETIONS, client=None, quiet=(), **options):
         app = create_app(
-            client or StandIn(), None, ServerSettings(("tiny",), api_key=KEY, quiet_paths=quiet)
+            OneLife(client or StandIn()),
+            None,
+            ServerSettings(("tiny",), api_key=KEY, quiet_paths=quiet),
         )
         headers = {"x-api-key": KEY, "X-Request-Id": "r-7", **options.pop("headers", {})}
 
@@ -151,7 +154,7 @@ class Writer:
 @pytest.mark.parametrize("quiet", [(), None])
 def test_events_that_go_past_the_middleware_are_counted_too(caplog, quiet):
     caplog.set_level(logging.INFO, logger="kiln")
-    app = create_app(StandIn(), None, ServerSettings(("tiny",), quiet_paths=quiet))
+    app = create_app(OneLife(StandIn()), None, ServerSettings(("tiny",), quiet_paths=quiet))
     writer, ended = Writer(), asyncio.Event()
     body = b'{"prompt": [5], "max_tokens": 3, "stream": true}'
     messages = [{"type": "http.request", "body": body, "more_body": False}]
