@@ -47,7 +47,7 @@ def _wait_for_url(server: subprocess.Popen[str], said: IO[str], timeout: float) 
     timer.start()
     try:
         for line in server.stdout:
-            if line.startswith("http://"):
+            if line.startswith(("http://", "https://")):
                 return line.split()[0]
     finally:
         timer.cancel()

@@ -30,6 +30,19 @@ SERVER = group(
         fits=is_origin_like,
     ),
     Flag(
+        "--allowed-hosts",
+        "names of this server in a request's Host, such as *.example.org; '*': all. Default: on "
+        "this machine alone and without a key localhost and the --host, else all. Addresses are "
+        "always allowed",
+        metavar="NAME",
+        nargs="+",
+    ),
+    Flag(
+        "--root-path",
+        "path under which a proxy serves this server, whether it takes it off or not",
+        metavar="PATH",
+    ),
+    Flag(
         "--timeout-keep-alive",
         "time that a connection may wait for its next request; default 75",
         type=float,
@@ -72,6 +85,30 @@ LOGS = group(
     Flag(
         "--disable-log-stats",
         "no line each 10 s of tokens/s, requests and KV pool while requests run",
+        switch=True,
+    ),
+)
+TLS = group(
+    "TLS",
+    Flag("--ssl-certfile", "serve HTTPS with this certificate, PEM", type=Path, metavar="FILE"),
+    Flag(
+        "--ssl-keyfile",
+        "key of the certificate, PEM without a passphrase; default: in --ssl-certfile",
+        type=Path,
+        metavar="FILE",
+    ),
+    Flag("--ssl-ca-certs", "authorities of clients, PEM", type=Path, metavar="FILE"),
+    Flag(
+        "--ssl-cert-reqs",
+        "certificates of clients: 0, the default, asks for none, 1 checks what is sent, 2 requires "
+        "one",
+        type=int,
+        metavar="N",
+    ),
+    Flag("--ssl-ciphers", "of TLS 1.2, by OpenSSL's names; default: Python's", metavar="LIST"),
+    Flag(
+        "--enable-ssl-refresh",
+        "look each 10 s whether the files have changed, and use them for new connections",
         switch=True,
     ),
 )

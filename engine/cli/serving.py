@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 
 import kiln
+from kiln.engine.cli.hosts import read_hosts, read_root_path
 from kiln.engine.cli.listen import url_of
 from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.cli.origins import read_origins
 from kiln.engine.cli.progress import LoadingDisplay, LoadingLog
 from kiln.engine.cli.reply_flags import reply_formats
+from kiln.engine.cli.tls_flags import read_tls
 from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
@@ -24,6 +26,7 @@ from kiln.engine.server.periodic import repeated
 from kiln.engine.server.run import Seconds, serve
 from kiln.engine.server.serving import ServerSettings, read_defaults
 from kiln.engine.server.stats_log import STATS_SECONDS, StatsLog
+from kiln.engine.server.tls import REFRESH_SECONDS, Refresher
 from kiln.engine.text.tokenizer import Tokenizer
 
 
@@ -51,10 +54,14 @@ def run_server(
         ignore_unknown_fields=bool(args.ignore_unknown_fields),
         replies=reply_formats(args, templates),
         quiet_paths=_quiet_paths(args),
+        root_path=read_root_path(args.root_path),
+        allowed_hosts=read_hosts(args.allowed_hosts, args.host, has_key=api_key is not None),
     )
     seconds = Seconds(keep_alive=args.timeout_keep_alive, shutdown=args.shutdown_timeout)
     policy = RestartPolicy(args.max_restarts)
-    url = url_of(listener)
+    tls = read_tls(args)
+    context = None if tls is None else tls.context()
+    url = url_of(listener, "http" if tls is None else "https")
 
     async def run() -> None:
         shown = LoadingLog() if args.log_format == "json" else LoadingDisplay()
@@ -67,12 +74,15 @@ def run_server(
                 if not args.disable_log_stats:
                     stats = StatsLog(app.state.serving.metrics.tokens, engine.stats)
                     await beside.enter_async_context(repeated(stats.look, STATS_SECONDS))
+                if tls is not None and context is not None and args.enable_ssl_refresh:
+                    certificate = Refresher(tls, context)
+                    await beside.enter_async_context(repeated(certificate.look, REFRESH_SECONDS))
 
                 def announce() -> None:
                     display.close()
                     _print_summary(engine.client, settings, tokenizer, url, process.started)
 
-                await serve(app, engine, listener, seconds, announce)
+                await serve(app, engine, listener, seconds, announce, context)
 
     asyncio.run(run())
     return 0

@@ -51,9 +51,6 @@ _REASONS = {
     "--allow-credentials": "it uses no cookies: browsers send the key as a header",
     "--allowed-methods": "--allowed-origins allows every method of a route",
     "--allowed-headers": "--allowed-origins allows every header",
-    "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers "
-    "--enable-ssl-refresh": "put a proxy that ends TLS before it",
-    "--root-path": "let the proxy take the prefix off the path",
     "--middleware": "put a proxy before it",
     "--disable-fastapi-docs": "/docs and /openapi.json are always served, behind the API key",
     "--return-tokens-as-token-ids": "a request asks for return_token_ids",

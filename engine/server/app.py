@@ -20,15 +20,17 @@ from kiln.engine.server.anthropic.routes import messages_router
 from kiln.engine.server.embeddings import EmbeddingsRequest, embeddings_router
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.exchange import ABORTED
+from kiln.engine.server.hosts import KnownHosts
 from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
-from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, RequestIds
+from kiln.engine.server.middleware import OPEN_PATHS, ApiKey, ErrorResponse, Limits, RequestIds
 from kiln.engine.server.models import models_router
 from kiln.engine.server.outcomes import Outcomes
 from kiln.engine.server.pages.routes import pages_router
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.responses_api.body import ResponsesRequest
 from kiln.engine.server.responses_api.routes import responses_router
+from kiln.engine.server.root_path import RootPath, check_root_path
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
 from kiln.engine.server.stats import stats_router
@@ -74,6 +76,7 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
     )
     app.state.serving = serving
     for router in _ROUTERS:
@@ -88,6 +91,9 @@ def create_app(
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
     openapi.install(app, _BODIES)
+    if settings.root_path:
+        own = (*app.openapi()["paths"], *OPEN_PATHS, "/openapi.json")
+        check_root_path(settings.root_path, own)
     return app
 
 
@@ -100,8 +106,8 @@ class _App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Return what serves a request."""
         serving: Serving = self.state.serving
-        inner = super().build_middleware_stack()
-        if origins := serving.settings.allowed_origins:
+        inner, settings = super().build_middleware_stack(), serving.settings
+        if origins := settings.allowed_origins:
             inner = CORSMiddleware(
                 inner,
                 allow_origins=origins,
@@ -109,9 +115,11 @@ class _App(FastAPI):
                 allow_headers=("*",),
                 expose_headers=("X-Request-Id", "Retry-After"),
             )
-        logged = serving.settings.quiet_paths
-        access_log = None if logged is None else AccessLog(logged)
-        return RequestIds(Outcomes(inner, serving.metrics, access_log))
+        if settings.allowed_hosts is not None:
+            inner = KnownHosts(inner, settings.allowed_hosts, settings.allowed_origins)
+        access_log = None if settings.quiet_paths is None else AccessLog(settings.quiet_paths)
+        outer = RequestIds(Outcomes(inner, serving.metrics, access_log))
+        return RootPath(outer, settings.root_path) if settings.root_path else outer
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:

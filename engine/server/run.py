@@ -14,6 +14,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -54,14 +55,16 @@ async def serve(
     listener: socket.socket,
     seconds: Seconds,
     on_ready: Callable[[], None],
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until a signal. Raises the error of a failed load, or of an engine that is given up.
 
-    ``on_ready`` is called after the model is loaded; until then readiness is 503.
+    ``on_ready`` is called after the model is loaded; until then readiness is 503. ``tls`` None:
+    connections are plain HTTP.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection needs a descriptor
-    server = _Server(_uvicorn_config(app, seconds.keep_alive))
+    server = _Server(_uvicorn_config(app, seconds.keep_alive, tls))
     signals = _StopSignals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     over = asyncio.create_task(engine.wait_over())
@@ -88,8 +91,8 @@ async def serve(
         raise died
 
 
-def _uvicorn_config(app: FastAPI, keep_alive: float) -> uvicorn.Config:
-    return uvicorn.Config(
+def _uvicorn_config(app: FastAPI, keep_alive: float, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,
         http=Connection,
         ws="none",
@@ -100,6 +103,9 @@ def _uvicorn_config(app: FastAPI, keep_alive: float) -> uvicorn.Config:
         timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # a float works too
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
+    config.load()  # which would make a context of files
+    config.ssl = tls
+    return config
 
 
 async def drain(

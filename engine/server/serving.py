@@ -34,7 +34,9 @@ class ServerSettings:
     names of the LoRA adapters of the start. ``replies``: how the model writes reasoning and tool
     calls. ``ignore_unknown_fields``: fields of a request that Kiln does not know are a line in the
     log instead of an error. ``quiet_paths``: paths that the access log leaves out; None: there is
-    no access log. Raises ConfigError if a name is empty or used twice.
+    no access log. ``root_path``: where a proxy serves this server, such as "/kiln".
+    ``allowed_hosts``: the names that a request's Host may have; None: all. Raises ConfigError if a
+    name is empty or used twice.
     """
 
     served_model_names: tuple[str, ...]
@@ -46,6 +48,8 @@ class ServerSettings:
     ignore_unknown_fields: bool = False
     replies: ReplyFormats = field(default_factory=ReplyFormats)
     quiet_paths: tuple[str, ...] | None = None
+    root_path: str = ""
+    allowed_hosts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""

@@ -20,7 +20,7 @@ from kiln.engine.cli.neutral_flags import add_neutral_flags
 from kiln.engine.cli.options import add_engine_arguments
 from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.reply_flags import reply_formats
-from kiln.engine.cli.serve_flags import CHATS, LOGS, SERVER
+from kiln.engine.cli.serve_flags import CHATS, LOGS, SERVER, TLS
 
 _MAX_RESTARTS = 3  # in a row
 HELP = "serve a model over OpenAI's API"
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
     add_groups(parser, (LORA,), "engine")
-    add_groups(parser, (CHATS, SERVER, LOGS))
+    add_groups(parser, (CHATS, SERVER, TLS, LOGS))
     if isinstance(parser, KilnParser):
         parser.often = OFTEN
     parser.set_defaults(host="127.0.0.1", port=8000, log_level="info")
@@ -50,9 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
+    from kiln.engine.cli.hosts import read_hosts, read_root_path
     from kiln.engine.cli.listen import is_loopback, open_listener
     from kiln.engine.cli.options import find_model, served_names
     from kiln.engine.cli.origins import read_origins
+    from kiln.engine.cli.tls_flags import read_tls
     from kiln.engine.cli.torchrun import with_torchrun
     from kiln.engine.distributed.logs import configure
     from kiln.engine.errors import ConfigError
@@ -70,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} {seconds}: must be 0 or more seconds")
     served_names(args)  # both refuse a command line whose MODEL was taken for another value
     read_origins(args.allowed_origins or ())
+    read_hosts(args.allowed_hosts, args.host, has_key=key is not None)
+    read_root_path(args.root_path)
+    read_tls(args)
     reply_formats(args)  # names the parsers that are unknown, before the model loads
     config, files = find_model(args)
     config, place = with_torchrun(config)

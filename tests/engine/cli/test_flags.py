@@ -12,7 +12,7 @@ from kiln.engine.cli.main import build_parser, main
 from kiln.engine.cli.neutral_flags import NEUTRAL
 from kiln.engine.cli.options import engine_config, engine_flags, model_of
 from kiln.engine.cli.parser import KilnParser
-from kiln.engine.cli.serve_flags import LOGS, SERVER
+from kiln.engine.cli.serve_flags import LOGS, SERVER, TLS
 from kiln.engine.cli.vllm_flags import ABSENT
 from kiln.engine.config import EngineConfig, LoRAModule
 from kiln.engine.errors import ConfigError
@@ -80,7 +80,7 @@ def test_names_may_have_underscores_and_vllms_dtypes():
 def test_no_name_is_in_two_tables():
     ours = [
         name
-        for _, flags in (*ENGINE, LORA, SERVER, LOGS)
+        for _, flags in (*ENGINE, LORA, SERVER, TLS, LOGS)
         for one in flags
         for name in one.names.split()
     ]

@@ -4,16 +4,19 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from types import SimpleNamespace
 
 import pytest
 import uvicorn
+from certificates import make_certificate
 from one_life import OneLife
 
 from kiln.engine.server.app import create_app
 from kiln.engine.server.connection import Connection
 from kiln.engine.server.middleware import Limits
 from kiln.engine.server.serving import ServerSettings
+from kiln.engine.server.tls import TlsSettings
 
 SHORT = 0.3  # seconds that a client may take here
 LARGE = 32 * 2**20  # bytes: more than the buffers of both sockets hold
@@ -21,6 +24,7 @@ LARGE = 32 * 2**20  # bytes: more than the buffers of both sockets hold
 
 class Impatient(Connection):
     header_seconds = body_seconds = write_seconds = SHORT
+    contexts = (None, None)  # of TLS: the server's and the client's
 
 
 class Loading:
@@ -54,6 +58,16 @@ class App:
             self.ended.append((await receive())["type"])
 
 
+@pytest.fixture(autouse=True, params=["http", pytest.param("https", marks=pytest.mark.deep)])
+def secure(request, tmp_path, monkeypatch):
+    """Run a test again over TLS, which has buffers and an end of its own."""
+    if request.param == "https":
+        made = make_certificate(tmp_path)
+        trust = ssl.create_default_context(cafile=made.cert)
+        contexts = (TlsSettings(made.cert, made.key).context(), trust)
+        monkeypatch.setattr(Impatient, "contexts", contexts)
+
+
 async def serve(app, test, keep_alive):
     """Run ``test(connect)`` against uvicorn in this loop, on a port of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -65,6 +79,8 @@ async def serve(app, test, keep_alive):
         log_config=None,
         timeout_keep_alive=keep_alive,
     )
+    config.load()
+    config.ssl, trust = Impatient.contexts
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -72,7 +88,8 @@ async def serve(app, test, keep_alive):
         await asyncio.sleep(0.01)
     try:
         async with asyncio.timeout(30):
-            await test(lambda: asyncio.open_connection(*listener.getsockname(), limit=2**20))
+            place = listener.getsockname()
+            await test(lambda: asyncio.open_connection(*place, limit=2**20, ssl=trust))
     finally:
         server.should_exit = server.force_exit = True
         await task
