@@ -84,7 +84,12 @@ class Chat {
   }
 
   async _keep(talk) {
-    await store.save(talk);
+    try {
+      await store.save(talk);
+    } catch (error) {
+      byId("state").textContent = `The history cannot be kept: ${error.message}.`;
+      return;
+    }
     if (this._talk === talk) history.replaceState(null, "", `#${talk.id}`);
     this._sidebar.refresh(this._talk.id);
   }

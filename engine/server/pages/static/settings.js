@@ -29,6 +29,7 @@ export class Settings {
 
   open() {
     this._dialog.showModal();
+    this._dialog.scrollTop = 0;
   }
 
   get system() {

@@ -29,7 +29,7 @@ export class Sidebar {
 
   /** List all conversations, and mark the current one. */
   async refresh(current) {
-    const [all, kept] = [await store.all(), await store.isKept()];
+    const [all, kept] = [await store.titles(), await store.isKept()];
     const now = Date.now();
     const groups = [
       ["Today", all.filter((one) => now - one.updated < DAY)],

@@ -185,7 +185,7 @@ function summary({ usage, ms, firstMs, finish, stopped, model }) {
   const tokens = usage?.completion_tokens;
   if (tokens) parts.push(`${tokens.toLocaleString("en")} token${tokens === 1 ? "" : "s"}`);
   if (firstMs !== null) parts.push(`first after ${firstMs < 995 ? `${Math.round(firstMs)} ms` : seconds(firstMs)}`);
-  if (tokens > 1 && ms > firstMs) parts.push(`${Math.round((tokens - 1) / ((ms - firstMs) / 1000))} tokens/s`);
+  if (tokens > 1 && ms > firstMs) parts.push(`${Math.round((tokens - 1) / ((ms - firstMs) / 1000)).toLocaleString("en")} tokens/s`);
   if (finish === "length") parts.push("cut at the limit");
   if (stopped) parts.push("stopped");
   return parts.join(" · ");

@@ -14,6 +14,7 @@ export class Viewport {
     this._draw = null;
     scroller.addEventListener("scroll", () => this._look(), { passive: true });
     button.onclick = () => this.toEnd();
+    new ResizeObserver(() => this.follow()).observe(scroller);
   }
 
   toEnd() {
