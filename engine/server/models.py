@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Literal
 
 from fastapi import APIRouter
@@ -12,10 +13,11 @@ from kiln.engine.server.serving import ServedModel, Serving
 
 
 class ModelCard(TypedDict):
-    """One entry of GET /v1/models. ``max_model_len`` is null while the model loads.
+    """One entry of GET /v1/models. ``max_model_len`` and ``task`` are null while the model loads.
 
     ``root`` is the first name of the model. ``parent`` is that name for a LoRA adapter, and null
     for the model itself. ``permission`` is empty; older clients of OpenAI read the field.
+    ``default_sampling_params`` act where a request leaves a field out.
     """
 
     id: str
@@ -25,6 +27,8 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None
     max_model_len: int | None
+    task: Literal["generate", "embed"] | None
+    default_sampling_params: dict[str, float]
     permission: list[None]
 
 
@@ -56,9 +60,9 @@ def models_router(serving: Serving) -> APIRouter:
 
 def _card(serving: Serving, served: ServedModel) -> ModelCard:
     try:
-        context = serving.client.model_info.max_model_len
+        info = serving.client.model_info
     except EngineDeadError:
-        context = None
+        info = None  # it loads, or has died
     root = serving.settings.served_model_name
     return {
         "id": served.name,
@@ -67,6 +71,8 @@ def _card(serving: Serving, served: ServedModel) -> ModelCard:
         "owned_by": "kiln",
         "root": root,
         "parent": None if served.adapter is None else root,
-        "max_model_len": context,
+        "max_model_len": info and info.max_model_len,
+        "task": info and ("embed" if info.embedder else "generate"),
+        "default_sampling_params": asdict(serving.settings.defaults),
         "permission": [],
     }

@@ -27,7 +27,16 @@ _FLAGS = (
     *("--no-first-run", "--disable-extensions", "--disable-background-networking"),
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb", "--mute-audio"),
 )
-_KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "Backspace": 8}
+_KEYS = {
+    "Enter": 13,
+    "Escape": 27,
+    "Tab": 9,
+    "ArrowDown": 40,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowLeft": 37,
+    "Backspace": 8,
+}
 # Elements that stick out of the window, and of no box that scrolls or cuts them.
 _OVERFLOW = """(() => {
   const width = document.documentElement.clientWidth;

@@ -31,7 +31,7 @@ def tokenizer_with_tools(folder):
     return Tokenizer(backend, chat_templates={"default": template}, eos_ids=frozenset((EOS,)))
 
 
-class _OneByOne(TokenStream):
+class OneByOne(TokenStream):
     """Receives the next item whenever it is read, so that none are merged."""
 
     def __init__(self, request_id, items):
@@ -78,7 +78,7 @@ class Scribe(Writer):
             )
             for place, token in enumerate(ids)
         ]
-        return _OneByOne(request.request_id, items if reason else [*items, self.end])
+        return OneByOne(request.request_id, items if reason else [*items, self.end])
 
 
 def app_of(scribe, tokenizer, parser="hermes", reasoning="qwen3", api_key=None):

@@ -1,202 +1,236 @@
-"use strict";
-const $ = (id) => document.getElementById(id);
+// The chat: what is shown, what the user does, and the answer that runs.
+
+import { byId, element, icon, iconButton, showHeader } from "./common.js";
+import { add, messagesOf, newConversation, path, show, versions } from "./conversation.js";
+import { ModelPicker } from "./models.js";
+import { Settings } from "./settings.js";
+import { Sidebar, saveAsMarkdown } from "./sidebar.js";
+import * as store from "./store.js";
+import { ask, newReply } from "./stream.js";
+import { Answer, Question } from "./turn.js";
+import { Viewport } from "./viewport.js";
+
 const IDEAS = ["What is 17 + 25?", 'Reverse the word "kiln".', "Sort these numbers: 9, 2, 7, 4", "Who are you?"];
-let history = [];
-let running = null;   // the AbortController of the current answer
-let plain = false;    // the model has no chat template: continue the text instead
+const KEEP_MS = 5000; // between two copies of an answer that grows
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-function flame() {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
-  use.setAttribute("href", "#flame");
-  svg.append(use);
-  return svg;
-}
-
-function welcome() {
-  const box = element("div");
-  box.id = "welcome";
-  const ideas = element("div");
-  ideas.id = "ideas";
-  for (const idea of IDEAS) {
-    const button = element("button", "", idea);
-    button.type = "button";
-    button.onclick = () => ask(idea);
-    ideas.append(button);
+class Chat {
+  constructor() {
+    this._talk = newConversation();
+    this._running = null; // the AbortController of the answer that grows
+    this._settings = new Settings();
+    this._models = new ModelPicker((card) => this._settings.showDefaults(card));
+    this._view = new Viewport(byId("scroll"), byId("to-end"));
+    this._sidebar = new Sidebar({
+      chosen: (id) => this.open(id), fresh: () => this.fresh(), gone: (id) => this._gone(id),
+    });
+    this._listen();
+    this.open(location.hash.slice(1));
+    showHeader("chat", (state) => this._showState(state));
   }
-  box.append(
-    flame(), element("h1", "", "Say something"),
-    element("p", "", "This page talks to the model through the same API as your programs."),
-    ideas);
-  $("talk").replaceChildren(box);
-}
 
-function addTurn(role, text) {
-  $("welcome")?.remove();
-  const turn = element("div", "turn " + role);
-  const body = element("div", "body", text);
-  if (role === "assistant") {
-    const column = element("div");
-    column.append(body);
-    turn.append(flame(), column);
-  } else turn.append(body);
-  $("talk").append(turn);
-  $("scroll").scrollTop = $("scroll").scrollHeight;
-  return { turn, body, column: body.parentElement };
-}
+  /** Show a conversation of the history, or an empty one. */
+  async open(id) {
+    this.stop();
+    this._talk = (id && (await store.get(id))) || newConversation();
+    this._show();
+  }
 
-function settings() {
-  const chosen = {};
-  for (const name of ["temperature", "top_p", "max_tokens", "seed"])
-    if ($(name).value !== "") chosen[name] = Number($(name).value);
-  return chosen;
-}
+  fresh() {
+    this.open(null);
+    byId("input").focus();
+  }
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data !== "[DONE]") yield JSON.parse(data);
+  /** End the answer that runs; what has arrived stays. */
+  stop() {
+    this._running?.abort();
+    this._running = null;
+  }
+
+  /** Ask `text` behind the message `parent`, by default the last one. */
+  send(text, parent = this._talk.leaf) {
+    add(this._talk, parent, { role: "user", content: text });
+    this._answer();
+  }
+
+  /** Get an answer to what the conversation ends with. */
+  async _answer() {
+    this.stop();
+    const talk = this._talk;
+    const body = { ...this._settings.body(), messages: messagesOf(talk, this._settings.system) };
+    if (this._models.chosen) body.model = this._models.chosen;
+    const node = add(talk, talk.leaf, { ...newReply(), model: body.model ?? null });
+    const running = this._running = new AbortController();
+    this._show();
+    this._view.toEnd();
+    const turn = this._turns.at(-1);
+    await this._keep(talk);
+    const keeping = setInterval(() => this._keep(talk), KEEP_MS);
+    try {
+      await ask(body, node, running.signal, () => this._view.paint(() => turn.update(true)));
+    } catch (error) {
+      if (error.name === "AbortError") node.stopped = true;
+      else node.error = error instanceof TypeError ? "The server does not answer." : error.message;
+    }
+    clearInterval(keeping);
+    if (node.reasoning) node.reasoningMs ??= node.ms - node.firstMs;
+    this._view.cancel();
+    await this._keep(talk);
+    if (this._running === running) this._running = null;
+    if (this._talk !== talk) return;
+    turn.update(false);
+    this._view.follow();
+    this._showButton();
+    byId("say").textContent = node.error ?? (node.content.slice(0, 1000) || "The answer has ended");
+  }
+
+  async _keep(talk) {
+    try {
+      await store.save(talk);
+    } catch (error) {
+      byId("state").textContent = `The history cannot be kept: ${error.message}.`;
+      return;
+    }
+    if (this._talk === talk) history.replaceState(null, "", `#${talk.id}`);
+    this._sidebar.refresh(this._talk.id);
+  }
+
+  /** Show the whole conversation anew. */
+  _show() {
+    const nodes = path(this._talk);
+    const results = new Map(nodes.filter((one) => one.role === "tool").map((one) => [one.callId, one.content]));
+    this._turns = nodes.filter((one) => one.role !== "tool").map((node) => this._turn(node, results));
+    const shown = this._turns.length ? this._turns.map((turn) => turn.root) : [welcome((idea) => this.send(idea))];
+    byId("talk").replaceChildren(...shown);
+    document.title = `${this._talk.title || "Chat"} · Kiln`;
+    byId("save").hidden = !nodes.length;
+    history.replaceState(null, "", nodes.length ? `#${this._talk.id}` : location.pathname);
+    this._sidebar.refresh(this._talk.id);
+    this._showButton();
+    this._view.toEnd();
+  }
+
+  _turn(node, results) {
+    const shared = { versions: this._versions(node) };
+    if (node.role === "user") {
+      return new Question(node, { ...shared, edit: (text) => this.send(text, node.parent) });
+    }
+    const isLast = node.id === this._talk.leaf;
+    return new Answer(node, {
+      ...shared, results,
+      running: isLast && this._running !== null,
+      wantsTokens: isLast && this._running !== null && this._settings.wantsLogprobs,
+      respond: isLast && ((found) => this._respond(found)),
+      retry: () => {
+        this._talk.leaf = node.parent;
+        this._answer();
+      },
+    });
+  }
+
+  /** Return what goes between the versions of a message; null if there is one. */
+  _versions(node) {
+    const all = versions(this._talk, node);
+    if (all.length < 2) return null;
+    const at = all.indexOf(node);
+    const step = (name, by, sign) => element("button", {
+      type: "button", class: "text-button", "aria-label": name, disabled: !all[at + by],
+      onclick: () => {
+        this.stop();
+        show(this._talk, all[at + by]);
+        this._keep(this._talk);
+        this._show();
+      },
+    }, sign);
+    return element("span", { class: "versions" },
+      step("Version before", -1, "‹"), `${at + 1}/${all.length}`, step("Next version", 1, "›"));
+  }
+
+  /** Answer the calls of the last message by hand. */
+  _respond(found) {
+    for (const { callId, content } of found) add(this._talk, this._talk.leaf, { role: "tool", callId, content });
+    this._answer();
+  }
+
+  _gone(id) {
+    if (id === null || id === this._talk.id) this.fresh();
+    else this._sidebar.refresh(this._talk.id);
+  }
+
+  /** Another tab has changed a conversation: read it again, unless an answer grows here. */
+  async _changedElsewhere(id) {
+    const newer = id === this._talk.id && !this._running ? await store.get(id) : null;
+    if (newer && newer.revision > this._talk.revision) {
+      this._talk = newer;
+      this._show();
+    } else this._sidebar.refresh(this._talk.id);
+  }
+
+  /** Show whether the server takes requests. It goes on by itself as soon as it does. */
+  async _showState({ state, message }) {
+    const says = state === "waiting" ? `Not ready yet: ${message}` : message;
+    const wrong = state === "ready" ? await this._models.load() : `${says}. This page goes on by itself.`;
+    byId("state").textContent = wrong ?? "";
+    this._isReady = wrong === null;
+    this._showButton();
+  }
+
+  _showButton() {
+    const button = byId("send");
+    const running = this._running !== null;
+    button.replaceChildren(icon(running ? "stop" : "send"));
+    button.setAttribute("aria-label", running ? "Stop" : "Send");
+    button.title = running ? "Stop (Esc)" : "Send (Enter)";
+    button.disabled = !running && (!this._isReady || !byId("input").value.trim());
+  }
+
+  _submit() {
+    const input = byId("input");
+    if (this._running) this.stop();
+    else if (this._isReady && input.value.trim()) {
+      const text = input.value;
+      input.value = "";
+      this._fit();
+      this.send(text);
     }
   }
-}
 
-function body() {
-  const shared = { stream: true, stream_options: { include_usage: true }, ...settings() };
-  if (plain) return { prompt: history.map((m) => m.content).join("\n"), max_tokens: 128, ...shared };
-  const system = $("system").value.trim();
-  const first = system ? [{ role: "system", content: system }] : [];
-  return { messages: [...first, ...history], ...shared };
-}
-
-async function request(signal) {
-  const route = plain ? "/v1/completions" : "/v1/chat/completions";
-  const response = await fetch(route, {
-    method: "POST", signal, body: JSON.stringify(body()),
-    headers: { "Content-Type": "application/json" },
-  });
-  if (response.ok) return response;
-  const problem = await response.json().catch(() => null);
-  const message = problem?.error?.message ?? `the server answered ${response.status}`;
-  if (!plain && message.includes("no chat template")) {
-    plain = true;
-    return request(signal);
+  _fit() {
+    const input = byId("input");
+    input.style.height = "auto";
+    input.style.height = `${input.scrollHeight}px`;
+    this._showButton();
   }
-  throw new Error(message);
-}
 
-async function ask(text) {
-  if (running || !text.trim()) return;
-  const talk = history;  // "New chat" may replace it while the answer streams
-  talk.push({ role: "user", content: text });
-  addTurn("user", text);
-  const { turn, body, column } = addTurn("assistant", "");
-  turn.classList.add("busy");
-  running = new AbortController();
-  showButton();
-  const started = performance.now();
-  let first = 0, answer = "", thought = "", usage = null, reason = "";
-  try {
-    for await (const chunk of events(await request(running.signal))) {
-      if (chunk.error) throw new Error(chunk.error.message);
-      first ||= performance.now();
-      usage = chunk.usage ?? usage;
-      for (const choice of chunk.choices) {
-        answer += choice.delta?.content ?? choice.text ?? "";
-        thought += choice.delta?.reasoning ?? "";
-        reason = choice.finish_reason ?? reason;
-      }
-      const near = $("scroll").scrollHeight - $("scroll").scrollTop - $("scroll").clientHeight < 80;
-      body.textContent = answer || thought;
-      if (near) $("scroll").scrollTop = $("scroll").scrollHeight;
-    }
-    column.append(element("div", "note", summary(usage, started, first, reason)));
-    talk.push({ role: "assistant", content: answer });
-  } catch (error) {
-    const stopped = error.name === "AbortError";
-    if (stopped && answer) talk.push({ role: "assistant", content: answer });
-    else talk.pop();  // an unanswered question would confuse the next answer
-    column.append(element("div", stopped ? "note" : "note error", stopped ? "stopped" : error.message));
+  _listen() {
+    byId("form").onsubmit = (event) => {
+      event.preventDefault();
+      this._submit();
+    };
+    byId("input").oninput = () => this._fit();
+    byId("input").onkeydown = (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (!this._running) this._submit();
+    };
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
+    });
+    byId("tools").replaceChildren(
+      iconButton("save", "Save as Markdown", () => saveAsMarkdown(this._talk), { id: "save" }),
+      iconButton("plus", "New chat", () => this.fresh(), { id: "fresh-small" }),
+      iconButton("tune", "Settings", () => this._settings.open(), { id: "open-settings" }));
+    byId("open-sidebar").append(icon("menu"));
+    byId("to-end").append(icon("down"));
+    store.whenChanged((id) => this._changedElsewhere(id));
+    window.addEventListener("hashchange", () => this.open(location.hash.slice(1)));
   }
-  turn.classList.remove("busy");
-  running = null;
-  showButton();
-  $("input").focus();
 }
 
-function summary(usage, started, first, reason) {
-  const tokens = usage?.completion_tokens ?? 0;
-  const seconds = (performance.now() - first) / 1000;
-  const parts = [`${tokens} token${tokens === 1 ? "" : "s"}`, `first after ${Math.round(first - started)} ms`];
-  if (tokens > 1 && seconds > 0) parts.push(`${Math.round((tokens - 1) / seconds)} tokens/s`);
-  if (reason === "length") parts.push("cut at the limit");
-  return parts.join(" · ");
+function welcome(ask) {
+  return element("div", { id: "welcome" }, icon("flame"), element("h1", {}, "Say something"),
+    element("p", {}, "This page talks to the model through the same API as your programs."),
+    element("div", { class: "ideas" }, ...IDEAS.map((idea) =>
+      element("button", { type: "button", class: "button", onclick: () => ask(idea) }, idea))));
 }
 
-function showButton() {
-  $("send").textContent = running ? "■" : "↑";
-  $("send").setAttribute("aria-label", running ? "Stop" : "Send");
-  $("send").disabled = !running && !$("input").value.trim();
-}
-
-function fit() {
-  $("input").style.height = "auto";
-  $("input").style.height = $("input").scrollHeight + "px";
-  showButton();
-}
-
-function submit(event) {
-  event.preventDefault();
-  if (running) return running.abort();
-  const text = $("input").value;
-  $("input").value = "";
-  fit();
-  ask(text);
-}
-
-async function lookAround() {
-  const ready = await fetch("/health/ready").then((r) => r.ok, () => null);
-  $("dot").className = "dot " + (ready ? "ready" : ready === null ? "down" : "");
-  const [card] = await fetch("/v1/models").then((r) => r.json()).then((r) => r.data, () => [null]);
-  if (card) {
-    $("model").textContent = card.id;
-    $("context").textContent = card.max_model_len ? `${card.max_model_len} tokens` : "loading";
-    document.title = `Kiln · ${card.id}`;
-  }
-  const text = await fetch("/metrics").then((r) => r.text(), () => "");
-  const value = (name) => Number(text.match(new RegExp(`^kiln:${name}\\{.*\\} (\\S+)$`, "m"))?.[1] ?? NaN);
-  const shown = [
-    [value("num_requests_running"), "running"], [value("num_requests_waiting"), "waiting"],
-    [Math.round(100 * value("kv_blocks_used") / value("kv_blocks_total")), "% of KV blocks"],
-    [value("generation_tokens_total"), "tokens generated"],
-    [Math.round(100 * value("prefix_cache_hits_total") / value("prefix_cache_queries_total")),
-      "% of prompt tokens cached"],
-  ].filter(([number]) => Number.isFinite(number));
-  $("load").replaceChildren(...shown.map(([number, unit]) =>
-    element("span", "", number.toLocaleString("en") + (unit[0] === "%" ? unit : " " + unit))));
-}
-
-$("form").onsubmit = submit;
-$("input").oninput = fit;
-$("input").onkeydown = (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
-};
-$("fresh").onclick = () => { running?.abort(); history = []; plain = false; welcome(); $("input").focus(); };
-$("open-settings").onclick = () => $("settings").showModal();
-welcome();
-showButton();
-lookAround();
-setInterval(() => document.hidden || lookAround(), 3000);
+new Chat();

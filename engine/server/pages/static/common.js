@@ -94,8 +94,11 @@ export async function readiness() {
   }
 }
 
-/** Fill `<header id="top">` of a page: the name, the state of the server, and the links. */
-export function showHeader(current) {
+/**
+ * Fill `<header id="top">` of a page: the name, the state of the server, and the links. `report` is
+ * called as by `watchServer`.
+ */
+export function showHeader(current, report = () => {}) {
   const dot = element("span", { class: "dot", "role": "img", "aria-label": "Looking at the server" });
   const key = iconButton("key", "API key", changeKey);
   const links = LINKS.map(([name, label, path]) => {
@@ -117,6 +120,7 @@ export function showHeader(current) {
     dot.className = `dot ${state}`;
     dot.title = message;
     dot.setAttribute("aria-label", message);
+    report({ state, message });
   });
 }
 

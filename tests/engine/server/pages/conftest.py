@@ -1,9 +1,13 @@
-"""A browser for the tests of the pages."""
+"""A browser for the tests of the pages, and servers without a model."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import browser as chromium
 import pytest
+from page_engine import Speaker
+from writing_engine import app_of, serving, tokenizer_with_tools
 
 WIDTHS = (375, 1024, 1440)
 
@@ -34,3 +38,62 @@ def fits(request):
                     tab.screenshot(folder / f"{state}-{width}-{theme}.png")
 
     return check
+
+
+class Chat:
+    """A chat page in a tab, and the engine behind it."""
+
+    def __init__(self, tab, engine, url):
+        self.tab, self.engine, self.url = tab, engine, url
+
+    def ask(self, text, ends=True):
+        """Send a message; ``ends``: wait until its answer has."""
+        answers = self.tab.run("document.querySelectorAll('.turn').length")
+        self.tab.until(
+            "!document.getElementById('input').disabled && document.querySelector('.dot.ready')"
+        )
+        self.tab.click("#input")
+        self.tab.write(text)
+        self.tab.until("!document.getElementById('send').disabled")
+        self.tab.press("Enter")
+        self.tab.until(f"document.querySelectorAll('.turn').length > {answers}")
+        if ends:
+            self.until_ended()
+
+    def until_ended(self):
+        """Wait until no answer grows."""
+        self.tab.until(
+            "document.querySelector('.turn.assistant') && !document.querySelector('.turn.busy')"
+        )
+
+    def answer(self):
+        """The text of the last answer's body."""
+        return self.tab.run(
+            "[...document.querySelectorAll('.turn.assistant .body')].at(-1).innerText"
+        )
+
+    def set(self, **values):
+        """Fill fields of the settings."""
+        self.tab.click("#open-settings")
+        for name, value in values.items():
+            self.tab.run(
+                f"""(() => {{ const field = document.querySelector('#settings [name={name}]');
+                field.value = {value!r};
+                field.dispatchEvent(new Event("input", {{ bubbles: true }})); }})()"""
+            )
+        self.tab.click("#settings menu .main")
+
+
+@pytest.fixture
+def chat(browser, model_folder):
+    """Open the chat of an engine that answers so: ``chat({question: answer}) -> Chat``."""
+    tokenizer = tokenizer_with_tools(model_folder)
+    with ExitStack() as stack:
+
+        def start(answers, width=1024, unready="", **settings):
+            engine = Speaker(tokenizer, answers)
+            engine.unready = unready
+            url = stack.enter_context(serving(app_of(engine, tokenizer, **settings)))
+            return Chat(browser.open(url, width), engine, url)
+
+        yield start
