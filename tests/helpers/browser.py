@@ -27,7 +27,16 @@ _FLAGS = (
     *("--no-first-run", "--disable-extensions", "--disable-background-networking"),
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb", "--mute-audio"),
 )
-_KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "Backspace": 8}
+_KEYS = {
+    "Enter": 13,
+    "Escape": 27,
+    "Tab": 9,
+    "ArrowDown": 40,
+    "ArrowUp": 38,
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
+    "Backspace": 8,
+}
 # Elements that stick out of the window, and of no box that scrolls or cuts them.
 _OVERFLOW = """(() => {
   const width = document.documentElement.clientWidth;
@@ -233,8 +242,22 @@ class Tab:
         """Return what sticks out of the window; empty for a page that fits."""
         return self.run(_OVERFLOW)
 
-    def screenshot(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
+    def screenshot(self, path: Path, scale: float = 1.0, whole: bool = False) -> None:
+        """Write what the window shows, or the whole page, as a PNG; ``scale``: its density."""
+        size = self.call("Page.getLayoutMetrics")
+        shown = size["cssContentSize" if whole else "cssVisualViewport"]
+        width = shown.get("width", shown.get("clientWidth"))
+        height = shown.get("height", shown.get("clientHeight"))
+        if scale != 1 or whole:
+            self.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=round(width),
+                height=round(height),
+                deviceScaleFactor=scale,
+                mobile=False,
+            )
+            self.until(f"devicePixelRatio === {scale} && innerHeight === {round(height)}")
+            time.sleep(1.5)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
