@@ -242,8 +242,22 @@ class Tab:
         """Return what sticks out of the window; empty for a page that fits."""
         return self.run(_OVERFLOW)
 
-    def screenshot(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
+    def screenshot(self, path: Path, scale: float = 1.0, whole: bool = False) -> None:
+        """Write what the window shows, or the whole page, as a PNG; ``scale``: its density."""
+        size = self.call("Page.getLayoutMetrics")
+        shown = size["cssContentSize" if whole else "cssVisualViewport"]
+        width = shown.get("width", shown.get("clientWidth"))
+        height = shown.get("height", shown.get("clientHeight"))
+        if scale != 1 or whole:
+            self.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=round(width),
+                height=round(height),
+                deviceScaleFactor=scale,
+                mobile=False,
+            )
+            self.until(f"devicePixelRatio === {scale} && innerHeight === {round(height)}")
+            time.sleep(1.5)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.process.adapter_calls import AdapterCalls
+from kiln.engine.process.step_ring import StepRing
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.requests.request import TokenLogprobs, TokenOutput
@@ -20,9 +21,13 @@ class Writer:
         self.adapters = AdapterCalls(lambda message: None)
         self.model_info = ModelInfo(4096, 1000, "float32", "cpu")
         self.requests = []
+        self.steps = StepRing()
 
     def stats(self):
         return {}
+
+    def watch_steps(self):
+        pass
 
     def stream(self, *requests):
         self.requests = requests

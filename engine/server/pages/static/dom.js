@@ -7,6 +7,7 @@ const STROKES = {
   send: "M12 19V5M6 11l6-6 6 6",
   menu: "M4 7h16M4 12h16M4 17h16",
   plus: "M12 5v14M5 12h14",
+  minus: "M5 12h14",
   close: "M6 6l12 12M18 6L6 18",
   copy: "M9 9h10v11H9zM15 9V4H5v11h4",
   done: "M5 12.5l4.5 4.5L19 7.5",
