@@ -6,6 +6,10 @@ runs all, with the servers that the pages start.
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 from document_blocks import ROOT, all_blocks
 from document_runs import Place, run, serving
@@ -22,7 +26,8 @@ PROGRAMS = [block for block in RUNNING if block.language == "python" and not blo
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")
-    return Place(ROOT, folder, {"HOME": str(folder)})
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where kiln is
+    return Place(ROOT, folder, {"HOME": str(folder), "PATH": path})
 
 
 @pytest.fixture(scope="module")

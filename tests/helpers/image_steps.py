@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _ABSOLUTE = re.compile(r"(?<![\w.])/(?=(?:opt|src)\b)")  # folders of an image
+_BASH = shutil.which("bash") or "bash"  # also where a step has another PATH
 _SECONDS = 1500.0
 
 
@@ -110,7 +111,7 @@ def run_in(stage: Stage, command: str, **more: str) -> subprocess.CompletedProce
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     return subprocess.run(
-        ["bash", "-euc", stage.inside(command)],
+        [_BASH, "-euc", stage.inside(command)],
         cwd=stage.work,
         env={**kept, "OMP_NUM_THREADS": "1", **stage.variables, **more},
         capture_output=True,
