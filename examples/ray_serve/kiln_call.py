@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from kiln_affinity import digests, read_prompt
 from starlette.requests import Request
-
-from kiln.engine.server.errors import ApiError
 
 MAX_BODY_BYTES = 4 * 2**20  # Kiln's limit, kept here so that no longer body is held in memory
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -22,7 +19,11 @@ _OF_THE_CONNECTION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request. ``chain`` is what ``kiln_affinity.digests`` says about its prompt."""
+    """One HTTP request.
+
+    ``chain`` is what ``kiln_affinity.digests`` says about its prompt. ``tried``: ids of the
+    replicas that could not pass it on to an engine.
+    """
 
     method: str
     target: str  # path and query
@@ -30,6 +31,7 @@ class Call:
     body: bytes
     adapter: str = ""
     chain: tuple[bytes, ...] = ()
+    tried: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +42,28 @@ class Head:
     headers: Headers
 
 
+@dataclass(frozen=True, slots=True)
+class NotServed:
+    """The only item of an attempt that reached no engine, so that another replica may be tried.
+
+    ``reason`` is "refused" (no connection to the server) or the code of the server's error.
+    """
+
+    replica: str
+    reason: str
+
+
 async def read_call(request: Request, served_names: Collection[str]) -> Call:
-    """Return a request with what routing needs to know. Raises ApiError 413."""
-    body = bytearray()
-    async with contextlib.aclosing(request.stream()) as chunks:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
-    adapter, pieces = read_prompt(bytes(body), served_names) if body else ("", [])
+    """Return a request with what routing needs to know."""
+    body = await request.body()
+    adapter, pieces = read_prompt(body, served_names) if body else ("", [])
     target = request.scope["raw_path"].decode("latin-1")
     if request.scope["query_string"]:
         target += "?" + request.scope["query_string"].decode("latin-1")
-    headers = passed_on(request.headers.raw, b"host", b"content-length")
+    headers = passed_on(request.headers.raw, b"host", b"content-length", b"x-request-id")
+    request_id = (b"x-request-id", request.state.request_id.encode())
     chain = digests(adapter, pieces)
-    return Call(request.method, target, headers, bytes(body), adapter, chain)
+    return Call(request.method, target, (*headers, request_id), body, adapter, chain)
 
 
 def passed_on(headers: Headers | list[tuple[bytes, bytes]], *dropped: bytes) -> Headers:

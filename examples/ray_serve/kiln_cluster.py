@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 import ray
 from kiln_front import Front
+from kiln_leftovers import Descendants
 from kiln_replica import with_adapters
 from kiln_router import AffinityRouter
 from ray import serve
-from ray.serve.config import HTTPOptions, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 APPLICATION = "kiln"
 _HERE = Path(__file__).resolve().parent
 _OBJECT_STORE_BYTES = 128 << 20  # requests and answers are small, and do not go through it
 _HEALTH_SECONDS = 2.0  # between two checks; Ray replaces a replica after three that fail
+_FRONTS = 2  # one works, the other one waits for its port
+_ON_THE_HEAD = {"node:__internal_head__": 0.001}  # the resource of the first machine
 _STOP_SECONDS = 10.0  # after the requests have ended
+_POLL_SECONDS = 0.1
 _LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -36,9 +44,7 @@ def connect(settings: argparse.Namespace) -> None:
             include_dashboard=False,
             runtime_env=environment,
         )
-    serve.start(
-        http_options=HTTPOptions(host=settings.host, port=settings.port), logging_config=_LOGS
-    )
+    serve.start(proxy_location="Disabled", logging_config=_LOGS)  # the fronts listen by themselves
 
 
 def deploy(
@@ -47,8 +53,11 @@ def deploy(
     served_names: tuple[str, ...],
     max_adapters: int,
     drain_seconds: float,
-) -> None:
-    """Start the replicas and the front; return when all are ready. Raises RuntimeError."""
+) -> float:
+    """Start the replicas and the fronts; return when all are ready, with the time of the start.
+
+    An application that is there already is replaced without a pause. Raises RuntimeError.
+    """
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
     replica = serve.deployment(
         with_adapters(max_adapters),
@@ -70,22 +79,66 @@ def deploy(
     front = serve.deployment(
         Front,
         name="front",
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=100_000,  # the replicas' limits are the ones that count
+        num_replicas=_FRONTS,
+        ray_actor_options={"num_cpus": 0, "resources": _ON_THE_HEAD},
+        health_check_period_s=1.0,
         graceful_shutdown_timeout_s=drain_seconds,
         graceful_shutdown_wait_loop_s=0.5,
         logging_config=_LOGS,
     )
     replicas = replica.bind(arguments, os.getcwd())
-    serve.run(front.bind(replicas, served_names), name=APPLICATION, route_prefix="/")
+    fronts = front.bind(replicas, served_names, settings.host, settings.port)
+    serve.run(fronts, name=APPLICATION, route_prefix=None)
+    return _deployed_at()
 
 
-def disconnect(settings: argparse.Namespace) -> None:
-    """Stop what ``deploy`` started, and Ray if ``connect`` started it."""
+def disconnect(settings: argparse.Namespace, deployed: float | None, drain_seconds: float) -> None:
+    """Let the requests end, then stop what ``deploy`` started, and Ray if ``connect`` started it.
+
+    ``deployed``: what ``deploy`` returned. What a newer command has deployed stays. A second
+    signal (KeyboardInterrupt) ends the requests.
+    """
     if not ray.is_initialized():
         return
-    if settings.address is None:
-        serve.shutdown()
+    here = settings.address is None
+    started = Descendants() if here else None
+    try:
+        if here or deployed == _deployed_at():
+            _drain(drain_seconds)
+            serve.delete(APPLICATION, _blocking=False)
+            _wait_until_gone(_STOP_SECONDS)
+        else:
+            print("a newer command serves; what it started stays", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("a second signal: requests in flight are lost", file=sys.stderr)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if started is None:
+        ray.shutdown()
     else:
-        serve.delete(APPLICATION)
-    ray.shutdown()
+        started.update()
+        serve.shutdown()
+        ray.shutdown()
+        started.end()
+
+
+def _deployed_at() -> float:
+    """Return when the application was deployed last; 0 if there is none."""
+    found = serve.status().applications.get(APPLICATION)
+    return 0.0 if found is None else found.last_deployed_time_s
+
+
+def _drain(seconds: float) -> None:
+    """Let the requests in flight end, for at most some seconds."""
+    try:
+        calls = serve.get_app_handle(APPLICATION).broadcast("drain")
+        calls.results(timeout_s=seconds, return_exceptions=True)
+    except (TimeoutError, RayServeException) as error:  # the latter: it never ran
+        print(f"not all requests in flight have ended: {error}", file=sys.stderr)
+
+
+def _wait_until_gone(seconds: float) -> None:
+    """Return when the replicas and the fronts have stopped, or after some seconds."""
+    end = time.monotonic() + seconds
+    while APPLICATION in serve.status().applications and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)

@@ -3,33 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import dataclasses
+import logging
 
-from kiln_call import Head, passed_on, read_call
+from kiln_call import MAX_BODY_BYTES, Call, Head, NotServed, passed_on, read_call
+from kiln_counts import FAILED, page
 from kiln_metrics import join_metrics
+from kiln_port import Port
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.middleware import ErrorResponse
+from kiln.engine.server.middleware import ErrorResponse, Limits, RequestIds
 from kiln.engine.server.sse import DONE, event
 
 _PROBE_SECONDS = 5.0
 _REFUSED = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
+logger = logging.getLogger("ray.serve")
+
 
 class Front:
-    """Answers for all replicas. ``served_names``: the model's names in requests."""
+    """Answers for all replicas. ``served_names``: the model's names in requests.
 
-    def __init__(self, replicas: DeploymentHandle, served_names: tuple[str, ...]) -> None:
+    It listens by itself instead of behind Ray's HTTP proxy, which takes many seconds to come back
+    if it ends, and answers in a form of its own. Of several fronts one has the port: see ``Port``.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, replicas: DeploymentHandle, served_names: tuple[str, ...], host: str, port: int
+    ) -> None:
         self._replicas = replicas
         self._served_names = served_names
+        self._port = Port(RequestIds(Limits(self._app, MAX_BODY_BYTES)), host, port)
 
-    async def __call__(self, request: Request) -> Response:
+    async def drain(self) -> None:
+        """Accept no more requests, and return when those in flight have ended."""
+        await self._port.drain()
+
+    async def __del__(self) -> None:
+        """Do the same; Ray calls this before it ends a front."""
+        await self._port.drain()
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
+        request = Request(scope, receive)
+        answer: ASGIApp
         try:
             if request.url.path in _REFUSED:
                 message = (
@@ -38,22 +62,48 @@ class Front:
                 )
                 raise ApiError(403, message, code="adapter_forbidden")
             if request.url.path == "/metrics" and request.method == "GET":
-                return await self._metrics(request)
-            return await self._pass_on(request)
+                answer = await self._metrics(request)
+            else:
+                answer = await self._pass_on(request)
         except ApiError as error:
-            return ErrorResponse(error)
+            answer = ErrorResponse(error)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            logger.exception("the front failed")
+            message = f"the front failed with {type(error).__name__}; its log says more"
+            answer = ErrorResponse(ApiError(500, message, code="front_failed"))
+        await answer(scope, receive, send)
 
-    async def _pass_on(self, request: Request) -> Response:
+    async def _pass_on(self, request: Request) -> ASGIApp:
+        """Try one replica after the other until an engine has the request.
+
+        A request that may have reached an engine is never sent again: it could end each in turn.
+        """
         call = await read_call(request, self._served_names)
+        # A probe must not wait for the first replica to start; another request may.
+        seconds = _PROBE_SECONDS if request.url.path.startswith("/health") else None
+        while True:
+            items, first = await unless_gone(request.receive, self._begin(call, seconds))
+            if isinstance(first, Head):
+                return _Passed(items, first)
+            FAILED.labels(first.reason).inc()
+            if first.replica in call.tried:  # so were all others
+                message = f"no replica is ready; the last one: {first.reason}"
+                raise ApiError(503, message, code="loading", retry_after=5)
+            call = dataclasses.replace(call, tried=call.tried | {first.replica})
+
+    async def _begin(
+        self, call: Call, seconds: float | None
+    ) -> tuple[DeploymentResponseGenerator, Head | NotServed]:
+        """Send a request to a replica; return all that it yields, and the first of it."""
         handle = self._replicas.options(
             method_name="handle", stream=True, multiplexed_model_id=call.adapter
         )
-        # A probe must not wait for the first replica to start; another request may.
-        is_probe = request.url.path.startswith("/health")
         items = handle.remote(call)
         try:
-            async with asyncio.timeout(_PROBE_SECONDS if is_probe else None):
-                head = await anext(items)
+            async with asyncio.timeout(seconds):
+                first = await anext(items)
         except (RayError, RayServeException) as error:  # nothing to cancel: it has failed
             raise _unavailable(error) from error
         except TimeoutError as error:
@@ -62,39 +112,58 @@ class Front:
         except asyncio.CancelledError:  # the client is gone
             items.cancel()
             raise
-        assert isinstance(head, Head)
-        response = StreamingResponse(_body(items, head), head.status)
-        # Ray writes this header too; Kiln's has the same value, which Ray gave to the request.
-        response.raw_headers = list(passed_on(head.headers, b"x-request-id"))
-        return response
+        assert isinstance(first, Head | NotServed)
+        return items, first
 
     async def _metrics(self, request: Request) -> Response:
         headers = passed_on(request.headers.raw, b"host", b"accept", b"accept-encoding")
         try:
             calls = self._replicas.broadcast("metrics", headers)
-            answers = await calls.results_async(timeout_s=_PROBE_SECONDS)
+            answers = await calls.results_async(timeout_s=_PROBE_SECONDS, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError) as error:
             raise _unavailable(error) from error
-        for _, status, content in answers:
+        pages = {}
+        for answer in answers:
+            if isinstance(answer, Exception):  # of a replica that ends or starts
+                continue
+            replica, status, content = answer
             if status != 200:  # such as 401
                 return Response(content, status, media_type="application/json")
-        pages = {replica: content.decode() for replica, _, content in answers}
-        return Response(join_metrics(pages), media_type="text/plain; version=0.0.4")
+            pages[replica] = content.decode()
+        text = join_metrics(pages) + page()
+        return Response(text, media_type="text/plain; version=0.0.4")
 
 
-async def _body(items: DeploymentResponseGenerator, head: Head) -> AsyncGenerator[bytes, None]:
-    """Yield the body. If the replica ends, so does a stream: with an error event, as Kiln's do."""
-    is_stream = any(b"text/event-stream" in value for _, value in head.headers)
-    try:
-        async for chunk in items:
-            yield chunk
-    except RayError as error:
-        if not is_stream:
-            raise  # the connection closes before the end of the body
-        yield event(_unavailable(error).envelope())
-        yield DONE
-    finally:
-        items.cancel()  # no effect if it has ended; else Kiln aborts the request
+class _Passed:
+    """The answer of a replica, passed on as it arrives."""
+
+    def __init__(self, items: DeploymentResponseGenerator, head: Head) -> None:
+        self._items = items
+        self._head = head
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. If the client leaves, Kiln aborts the request."""
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientDisconnect:
+            return
+        finally:
+            self._items.cancel()  # no effect if it has ended
+
+    async def _send(self, send: Send) -> None:
+        headers = list(self._head.headers)
+        is_stream = any(b"text/event-stream" in value for _, value in headers)
+        start = {"type": "http.response.start", "status": self._head.status, "headers": headers}
+        await send(start)
+        last = b""
+        try:
+            async for chunk in self._items:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except RayError as error:
+            if not is_stream:
+                raise  # the connection closes before the end of the body
+            last = event(_unavailable(error).envelope()) + DONE
+        await send({"type": "http.response.body", "body": last})
 
 
 def _unavailable(error: Exception) -> ApiError:
@@ -103,6 +172,7 @@ def _unavailable(error: Exception) -> ApiError:
         return ApiError(503, "all replicas are busy", code="queue_full", retry_after=1)
     if isinstance(error, TimeoutError):
         return ApiError(503, "no replica answers", code="loading", retry_after=5)
+    FAILED.labels("lost").inc()
     reason = str(error).strip().splitlines()[-1][:200]
     message = f"the replica failed before its answer was complete: {reason}"
     return ApiError(503, message, code="engine_unavailable", retry_after=5)

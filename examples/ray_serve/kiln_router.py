@@ -1,11 +1,13 @@
 """Ray Serve's request router with affinity to adapters and to beginnings of prompts.
 
 Ray knows the adapters of each replica from ``serve.multiplexed`` (see kiln_replica.py). Ray's own
-PrefixCacheAffinityRouter needs the packages of ``ray[llm]`` and knows prompts but not adapters.
+PrefixCacheAffinityRouter (2.60) knows adapters too, but chooses by the adapter or by the prompt,
+never by both, and its module imports vLLM or SGLang.
 """
 
 from __future__ import annotations
 
+import kiln_counts  # as a whole: Ray copies this file to where it runs, and must not copy counters
 from kiln_affinity import PrefixMemory, rank
 from kiln_call import Call
 from ray.serve.request_router import (
@@ -40,16 +42,20 @@ class AffinityRouter(MultiplexMixin, RequestRouter):
             return [candidate_replicas]
         # Without this Ray asks again at once, in a loop, when all replicas are full.
         pending_request.routing_context.should_backoff = True
+        call = _call(pending_request)
+        by_id = {
+            one.replica_id: one
+            for one in candidate_replicas
+            if one.replica_id.unique_id not in call.tried
+        } or {one.replica_id: one for one in candidate_replicas}
+        fresh = list(by_id.values())
         adapter = pending_request.metadata.multiplexed_model_id
-        tiers = {one.replica_id: 0 for one in candidate_replicas}
+        tiers = dict.fromkeys(by_id, 0)
         if adapter:
-            ranked = self.rank_replicas_via_multiplex(candidate_replicas, adapter)
+            ranked = self.rank_replicas_via_multiplex(fresh, adapter)
             tiers = {one.replica_id: tier for tier, group in enumerate(ranked) for one in group}
-        loads = await self._loads(candidate_replicas)
-        groups = rank(
-            loads, tiers, self._memory.matches(_chain(pending_request)), self._spill_above
-        )
-        by_id = {one.replica_id: one for one in candidate_replicas}
+        loads = await self._loads(fresh)
+        groups = rank(loads, tiers, self._memory.matches(call.chain), self._spill_above)
         return [[by_id[replica_id] for replica_id in group] for group in groups]
 
     async def _loads(self, replicas: list[RunningReplica]) -> dict[ReplicaID, int]:
@@ -64,8 +70,13 @@ class AffinityRouter(MultiplexMixin, RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
-        """Remember the prompt after the replica has accepted it."""
-        self._memory.remember(_chain(pending_request), replica_id)
+        """Count and remember the prompt after the replica has accepted it."""
+        chain = _call(pending_request).chain
+        matches = self._memory.matches(chain)
+        longest = max(matches.values(), default=0)
+        hit = "hit" if matches.get(replica_id, 0) == longest else "spill"
+        kiln_counts.ROUTED.labels(hit if longest else "miss").inc()
+        self._memory.remember(chain, replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget what replicas that are gone have seen."""
@@ -73,7 +84,7 @@ class AffinityRouter(MultiplexMixin, RequestRouter):
         self._memory.forget_all_but([one.replica_id for one in replicas])
 
 
-def _chain(pending_request: PendingRequest) -> tuple[bytes, ...]:
+def _call(pending_request: PendingRequest) -> Call:
     [call] = pending_request.args
     assert isinstance(call, Call)
-    return call.chain
+    return call

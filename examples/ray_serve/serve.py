@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from kiln.engine.cli.commands import serve as kiln_serve
-from kiln.engine.cli.listen import is_loopback
+from kiln.engine.cli.listen import is_loopback, open_listener
 from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.errors import ConfigError
 
@@ -66,10 +66,14 @@ def check(own: argparse.Namespace, kiln: argparse.Namespace) -> None:
             f"--host {own.host} is reachable from other machines: set --api-key-file, or allow "
             "everybody with --allow-unauthenticated"
         )
+    if own.port == 0:
+        raise ConfigError("--port 0: name a port, which several processes take in turn")
+    if own.address is None:
+        open_listener(own.host, own.port).close()  # of a port in use, the fronts wait for the end
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM; then requests in flight may finish."""
     try:
         own, passed, kiln = parse(argv)
         check(own, kiln)
@@ -81,23 +85,24 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else the URL of only one replica is shown
     from kiln_cluster import connect, deploy, disconnect
 
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # KeyboardInterrupt for both
     own.gpus = 0 if kiln.device == "cpu" else own.tp
+    deployed = None
     try:
         connect(own)
-        deploy(own, passed, served_names(kiln), most_adapters, kiln.shutdown_timeout)
+        # After ray.init, which sets a handler of its own. KeyboardInterrupt for both signals.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        deployed = deploy(own, passed, served_names(kiln), most_adapters, kiln.shutdown_timeout)
         print(f"\nall replicas serve on http://{own.host}:{own.port}", flush=True)
         while True:
             time.sleep(3600)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # the latter is Ray's, for SIGTERM while it starts
         return 0
     except (ConnectionError, RuntimeError) as error:
         print(f"error: {error}\nThe lines above say why", file=sys.stderr)
         return 1
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        disconnect(own)
+        disconnect(own, deployed, kiln.shutdown_timeout)
 
 
 if __name__ == "__main__":

@@ -1,121 +1,18 @@
-"""Run examples/ray_serve/serve.py for a test, and find every process that it starts."""
+"""Run examples/ray_serve/serve.py for the tests of a file."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
-import httpx
 import pytest
+from ray_trials.cluster import DEMO, FLAGS, Cluster, running
 
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "engine" / "demo"
-ADAPTERS = [f"{name}={DEMO}/adapters/{name}" for name in ("sentence", "chatty")]
-FLAGS = "--replicas 2 --spill-above 2 --max-ongoing-requests 16 --device cpu --kv-memory-gib 0.25"
-_MARK = "RAY_SERVE_TEST_MARK"  # in the environment of every process that descends from the command
-
-
-@dataclass
-class Cluster:
-    """A running command. ``log`` is what it and the replicas print."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-    url: str
-    mark: str
-
-    def replicas(self) -> dict[str, int]:
-        """Return the port of each replica's server, by the replica's id, also of those replaced."""
-        found = re.findall(
-            r"replica (\w+) serves on http://127\.0\.0\.1:(\d+)", self.log.read_text()
-        )
-        return {name: int(port) for name, port in found}
-
-    def metrics(self) -> str:
-        """Return the front's /metrics."""
-        return httpx.get(f"{self.url}/metrics", timeout=120).text
-
-    def alive(self) -> set[str]:
-        """Return the ids of the replicas that answer."""
-        return set(re.findall(r'kiln:engine_ready\{replica="(\w+)",[^}]*\} 1\.0', self.metrics()))
-
-    def processes(self, text: str = "") -> dict[int, str]:
-        """Return the command lines, by process id, of the command's processes that have a text."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes()
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has ended, or is not ours
-            if f"{_MARK}={self.mark}".encode() in environment and text in command:
-                found[int(folder.name)] = command
-        return found
-
-    def server_of(self, replica: str) -> int:
-        """Return the process id of a replica's ``kiln serve``."""
-        inode = _listening_inode(self.replicas()[replica])
-        for pid in self.processes("kiln.engine.cli.main"):
-            links = (Path(f"/proc/{pid}/fd") / name for name in os.listdir(f"/proc/{pid}/fd"))
-            if any(os.readlink(link) == f"socket:[{inode}]" for link in links if link.is_symlink()):
-                return pid
-        raise AssertionError(f"replica {replica} has no server")
-
-    @staticmethod
-    def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-        """Return as soon as a condition holds; fail after some seconds."""
-        end = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < end, f"not so after {seconds:g} s"
-            time.sleep(0.1)
-
-
-def _listening_inode(port: int) -> str:
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
-            return fields[9]
-    raise AssertionError(f"nobody listens on port {port}")
+_ADAPTERS = [f"{name}={DEMO}/adapters/{name}" for name in ("sentence", "chatty")]
+_ROUTING = ["--spill-above", "2", "--max-ongoing-requests", "16", "--lora-modules", *_ADAPTERS]
 
 
 @pytest.fixture(scope="module")
 def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Run the command with two replicas; at the end nothing of it is left."""
-    log = tmp_path_factory.mktemp("ray") / "log"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    mark = uuid.uuid4().hex
-    command = [sys.executable, "examples/ray_serve/serve.py", str(DEMO), *FLAGS.split()]
-    command += ["--port", str(port), "--lora-modules", *ADAPTERS]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, _MARK: mark},
-            start_new_session=True,
-        )
-    running = Cluster(process, log, f"http://127.0.0.1:{port}", mark)
-    try:
-        running.wait_until(
-            lambda: b"replicas serve on" in log.read_bytes() or process.poll() is not None
-        )
-        assert process.poll() is None, log.read_text()[-2000:]
-        yield running
-    finally:
-        process.send_signal(signal.SIGINT)  # no effect if it has ended
-        try:
-            process.wait(60)
-        finally:
-            for pid in running.processes():
-                os.kill(pid, signal.SIGKILL)
+    with running(tmp_path_factory.mktemp("ray") / "log", [*FLAGS, *_ROUTING]) as cluster:
+        yield cluster

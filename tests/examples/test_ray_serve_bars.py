@@ -1,0 +1,31 @@
+"""Faults under load, and the end with open streams, of examples/ray_serve."""
+
+from __future__ import annotations
+
+import pytest
+from ray_trials.trials import CLIENTS, strike, terminate
+
+pytest.importorskip("ray.serve", reason='needs Ray: pip install -e ".[ray]"')
+pytestmark = pytest.mark.deep
+
+REQUESTS = 800
+PAUSE_SECONDS = 10.0  # four are wanted, on a machine that does nothing else
+
+
+@pytest.mark.parametrize("fault", ["engine killed", "engine stopped", "server killed"])
+def test_only_requests_in_flight_at_a_replica_that_fails_are_lost(ray_serve, fault):
+    trial = strike(ray_serve, fault, REQUESTS)
+    assert 0 < trial.bad <= CLIENTS
+    assert trial.bad_percent <= 1
+    assert all("engine_unavailable" in kind for kind in trial.kinds)
+
+
+def test_another_front_takes_over_from_one_that_is_killed(ray_serve):
+    trial = strike(ray_serve, "front killed", REQUESTS)
+    assert trial.pause < PAUSE_SECONDS
+    assert set(trial.kinds) <= {"RemoteProtocolError", "ReadError", "ConnectError"}
+
+
+def test_sigterm_lets_open_streams_finish_and_leaves_nothing(ray_serve):
+    end = terminate(ray_serve, streams=8, max_tokens=300)
+    assert (end.finished, end.exit_code, end.left) == (8, 0, 0)
