@@ -71,8 +71,8 @@ def _card(serving: Serving, served: ServedModel) -> ModelCard:
         "owned_by": "kiln",
         "root": root,
         "parent": None if served.adapter is None else root,
-        "max_model_len": info and info.max_model_len,
-        "task": info and ("embed" if info.embedder else "generate"),
+        "max_model_len": None if info is None else info.max_model_len,
+        "task": None if info is None else "embed" if info.embedder else "generate",
         "default_sampling_params": asdict(serving.settings.defaults),
         "permission": [],
     }

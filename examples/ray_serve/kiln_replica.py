@@ -33,9 +33,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._is_ending = False
         # In this thread, which lives as long as the replica: see KilnProcess.
-        self._process = KilnProcess(
-            arguments, Path(folder), lambda: self._loop.call_soon_threadsafe(self._end)
-        )
+        self._process = KilnProcess(arguments, Path(folder), self._ended)
         url = await asyncio.to_thread(self._process.wait_for_url)
         # Time and number of requests are limited by Kiln. Each request connects anew: whether an
         # idle connection still works is only known after a request was sent on it.
@@ -99,6 +97,10 @@ class Replica:
     async def note_adapter(self, name: str) -> None:
         """Tell Ray that this replica has an adapter. ``with_adapters`` wraps it."""
         raise NotImplementedError("made by with_adapters")
+
+    def _ended(self) -> None:
+        """End the actor too; called in another thread."""
+        self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         """End the actor with its server, so that Ray starts another one at once."""

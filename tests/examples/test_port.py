@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
 
 import httpx
 import pytest
-from kiln_leftovers import Descendants
 from kiln_port import Port
 from starlette.responses import PlainTextResponse
 
@@ -101,14 +101,22 @@ def test_a_host_that_is_not_of_this_machine_is_an_error_at_once():
         asyncio.run(run())
 
 
+# In a process of its own: the tests' process has other children, which must live.
+OUTLIVED = f"""
+import subprocess, sys
+parent = subprocess.Popen([sys.executable, "-c", {SLEEPERS!r}], stdout=subprocess.PIPE, text=True)
+child = int(parent.stdout.readline())
+known = Descendants()
+parent.kill()
+parent.wait()
+assert known.running() == [child], known.running()
+known.end()
+assert known.running() == [], known.running()
+"""
+
+
 def test_processes_that_outlive_the_command_are_killed_even_if_their_parent_has_ended():
-    parent = subprocess.Popen([sys.executable, "-c", SLEEPERS], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    with parent.stdout:
-        child = int(parent.stdout.readline())
-    known = Descendants()
-    parent.kill()
-    parent.wait()
-    assert known.running() == [child]
-    known.end()
-    assert known.running() == []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", OUTLIVED]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
