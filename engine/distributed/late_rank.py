@@ -15,7 +15,7 @@ from kiln.jit_kernels.ops.all_reduce.record import (
     poisoned_by,
 )
 
-_ADVICE = "that rank is stopped or frozen, or made another call; start Kiln again"
+_ADVICE = "that rank is stopped or frozen, or made another call; all ranks must be started again"
 
 
 class LateRecord:

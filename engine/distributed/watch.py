@@ -19,7 +19,7 @@ SILENT_SECONDS = 8.0  # a follower says every second that it lives
 _SILENT_LOADING = 120.0  # the same while it loads, when a library may hold Python's lock for long
 _CHECK_SECONDS = 0.5
 _EXIT_SECONDS = 1.0  # for the exit code of a process whose connection has closed
-_AGAIN = "an engine needs all its ranks: start Kiln again"
+_AGAIN = "an engine needs all its ranks: all must be started again"
 
 
 class Watch:
