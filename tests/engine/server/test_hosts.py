@@ -6,6 +6,7 @@ import asyncio
 
 import httpx
 import pytest
+from one_life import OneLife
 
 from kiln.engine.cli.hosts import read_hosts, read_root_path
 from kiln.engine.errors import ConfigError
@@ -33,7 +34,7 @@ class StandIn:
 
 
 def app_of(client=None, **settings):
-    return create_app(client or StandIn(), None, ServerSettings(("tiny",), **settings))
+    return create_app(OneLife(client or StandIn()), None, ServerSettings(("tiny",), **settings))
 
 
 def call(app, method="GET", path="/version", **options):
