@@ -11,6 +11,8 @@ import { Answer, Question } from "./turn.js";
 import { Viewport } from "./viewport.js";
 
 const IDEAS = ["What is 17 + 25?", 'Reverse the word "kiln".', "Sort these numbers: 9, 2, 7, 4", "Who are you?"];
+const NO_CHAT = "This server computes embeddings: there is nothing to chat with. Programs use /v1/embeddings.";
+const RETRY_MS = 3000; // until the list of models is read again
 const KEEP_MS = 5000; // between two copies of an answer that grows
 
 class Chat {
@@ -18,7 +20,9 @@ class Chat {
     this._talk = newConversation();
     this._running = null; // the AbortController of the answer that grows
     this._settings = new Settings();
-    this._models = new ModelPicker((card) => this._settings.showDefaults(card));
+    this._server = null; // its state, as of the header
+    const look = () => this._server && this._showState(this._server);
+    this._models = new ModelPicker((card) => this._settings.showDefaults(card), look);
     this._view = new Viewport(byId("scroll"), byId("to-end"));
     this._sidebar = new Sidebar({
       chosen: (id) => this.open(id), fresh: () => this.fresh(), gone: (id) => this._gone(id),
@@ -166,12 +170,24 @@ class Chat {
   }
 
   /** Show whether the server takes requests. It goes on by itself as soon as it does. */
-  async _showState({ state, message }) {
-    const says = state === "waiting" ? `Not ready yet: ${message}` : message;
-    const wrong = state === "ready" ? await this._models.load() : `${says}. This page goes on by itself.`;
+  async _showState(server) {
+    this._server = server;
+    const { state, message } = server;
+    const wrong = state === "ready" ? await this._whyNot() : `${message}. This page goes on by itself.`;
     byId("state").textContent = wrong ?? "";
     this._isReady = wrong === null;
     this._showButton();
+  }
+
+  /** Return why a server that is ready cannot chat; null if it can. */
+  async _whyNot() {
+    try {
+      await this._models.load();
+    } catch (error) {
+      setTimeout(() => this._showState(this._server), RETRY_MS);
+      return `The models cannot be read: ${error.message}.`;
+    }
+    return this._models.canChat ? null : NO_CHAT;
   }
 
   _showButton() {

@@ -1,4 +1,4 @@
-// Elements without HTML source: the pages' policy refuses innerHTML, so text can never run.
+// Elements, made one by one: the pages' policy refuses to make them of text, so none can run.
 
 const SVG = "http://www.w3.org/2000/svg";
 

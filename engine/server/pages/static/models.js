@@ -4,9 +4,12 @@ import { byId, element, json } from "./common.js";
 
 const NAME = "kiln.model";
 
-/** Fills the picker. `chosen`: the picked name; `picked(card)` is called for it. */
+/**
+ * Fills the picker. `chosen`: the picked name; `picked(card)` is called for it, and
+ * `look()` when the user is about to pick.
+ */
 export class ModelPicker {
-  constructor(picked) {
+  constructor(picked, look) {
     this._cards = [];
     this._picked = picked;
     this._select = byId("model");
@@ -14,23 +17,22 @@ export class ModelPicker {
       localStorage.setItem(NAME, this._select.value);
       this._picked(this._card());
     };
-    this._select.onfocus = () => this.load(); // adapters come and go
+    this._select.onfocus = look; // adapters come and go
   }
 
   get chosen() {
     return this._select.value || null;
   }
 
-  /** Read the models of the server. Returns why there is nothing to chat with; null if there is. */
+  /** Whether the model writes text. */
+  get canChat() {
+    return this._card()?.task !== "embed";
+  }
+
+  /** Read the models of the server. Throws ApiError, and TypeError if it does not answer. */
   async load() {
-    try {
-      const { data } = await json("v1/models");
-      if (JSON.stringify(data) !== JSON.stringify(this._cards)) this._show(data);
-    } catch (error) {
-      return `The models cannot be read: ${error.message}.`;
-    }
-    if (this._card()?.task !== "embed") return null;
-    return "This server computes embeddings: there is nothing to chat with. Programs use /v1/embeddings.";
+    const { data } = await json("v1/models");
+    if (JSON.stringify(data) !== JSON.stringify(this._cards)) this._show(data);
   }
 
   _card() {

@@ -35,17 +35,17 @@ def test_conversations_survive_a_reload_and_are_deleted_one_by_one_or_all(chat, 
 
 
 def test_two_tabs_do_not_destroy_each_others_conversations(chat, browser):
-    page = chat({"begin": "begun", "here": "in the first", "there": "in the second" + HANGS})
+    page = chat({"begin": "begun", "left": "in the first", "right": "in the second" + HANGS})
     page.ask("begin")
     where = page.tab.run("location.href")
     other = browser.open(where, beside=page.tab)
     other.until("document.querySelector('.turn.assistant')")
     # The second tab's answer grows while the first tab goes on with the same conversation.
     second = type(page)(other, page.engine, page.url)
-    second.ask("there", ends=False)
-    other.until("document.querySelector('.busy .body').innerText.includes('second')")
-    page.tab.until("document.body.innerText.includes('there')")  # and the first one sees it
-    page.ask("here")
+    second.ask("right", ends=False)
+    other.until("document.querySelector('.busy .body')?.innerText.includes('second')")
+    page.tab.until("document.body.innerText.includes('right')")  # and the first one sees it
+    page.ask("left")
     other.press("Escape")
     second.until_ended()
     page.tab.until("document.querySelectorAll('#sidebar .title').length === 2")
@@ -77,7 +77,8 @@ def test_without_a_history_the_page_says_so_and_works(chat):
     script = "Object.defineProperty(window, 'indexedDB', { value: { open() { const r = {};"
     script += "setTimeout(() => r.onerror()); return r; } } })"
     page.tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-    page.tab.go(f"{page.url}/?")
+    page.tab.go(f"{page.url}/docs")
+    page.tab.go(page.url)
     page.tab.until("document.getElementById('sidebar').innerText.includes('keeps no history')")
     page.ask("q")
     assert page.answer() == "a"

@@ -62,7 +62,7 @@ def test_nothing_in_a_hostile_answer_runs_loads_or_leads_to_a_script(chat, fits)
 SAMPLES = {
     "blocks": "# Title\n\nA paragraph with **bold** text\nand a break.\n\n- one\n- two\n\n  more\n"
     "- three\n\n1. a\n2. b\n   - c\n\n> quoted\nlazy\n\nSetext\n===\n\n---\n\nend",
-    "code": "text\n```python\ndef f():\n    return '''x'''\n\n\nmore\n```\n    in\n\n    more\n\n`a`",
+    "code": "text\n```python\ndef f():\n    x = '''x'''\n\n\nmore\n```\n    in\n\n    more\n\n`a`",
     "links": "| a | b |\n|--|:-:|\n| 1 | 2 |\n\n[later][x] and [x]\n\n[x]: https://example.org\n\n**o",
     "returns": "a\r\nb\r\n\r\n* c\r\n\r\n* d\r\n\r\n```\r\ncode\r\n```\r\n"
     "![i](data:image/png;base64,AAAA) ~~s~~",
