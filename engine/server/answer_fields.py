@@ -12,7 +12,7 @@ ANYWHERE: Fields = MappingProxyType(
     {
         "object": "Tells what kind of object this is",
         "type": "Tells what kind of object this is",
-        "id": "The id of the answer, which is in the server's log",
+        "id": "The id of the answer",
         "created": "When the answer began, in Unix time",
         "model": "The name that the request asked for",
         "index": "Which of the outputs this is, from 0 on",
@@ -94,6 +94,8 @@ _OPENAI: Mapping[str, Fields] = {
         "root": "The first name of the model",
         "parent": "That name for a LoRA adapter; null for the model itself",
         "max_model_len": "The context in tokens; null while the model loads",
+        "task": "generate, or embed; null while the model loads",
+        "default_sampling_params": "Settings of the model's own, where a request leaves one out",
         "permission": "Always empty; older clients of OpenAI read it",
     },
     "ErrorBody": {
