@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Tag, model_validator
 
 from kiln.engine.errors import RequestError
 from kiln.engine.server.errors import ApiError
@@ -23,8 +23,8 @@ class ContentPart(StrictModel):
 
     type: Literal["text", "input_text", "output_text"]
     text: str
-    cache_control: Any = Field(None, description="No effect")
-    annotations: Any = Field(None, description="No effect")
+    cache_control: Any = None
+    annotations: Any = None
 
     @model_validator(mode="before")
     @classmethod
@@ -43,17 +43,17 @@ class CalledFunction(StrictModel):
 
     name: str
     arguments: Any = None
-    parsed_arguments: Any = Field(None, description="No effect")
+    parsed_arguments: Any = None
 
 
-class ToolCall(StrictModel):
+class EarlierToolCall(StrictModel):
     """A call that an assistant made earlier in the conversation."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="No effect")
-    cache_control: Any = Field(None, description="No effect")
+    index: int | None = None
+    cache_control: Any = None
 
 
 Content: Any = text_or(listed(ContentPart))
@@ -66,17 +66,17 @@ class Message(StrictModel):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = Field(None, description="An assistant's may be null or missing")
-    name: str | None = Field(None, description="For the chat template")
-    tool_calls: listed(ToolCall) | None = None  # type: ignore[valid-type]
-    tool_call_id: str | None = Field(None, description="Of a tool's message: what it answers")
-    reasoning_content: str | None = Field(None, description="The reasoning behind an answer")
-    reasoning: str | None = Field(None, description="Another name of reasoning_content")
-    thinking: str | None = Field(None, description="Another name of reasoning_content")
-    cache_control: Any = Field(None, description="No effect")
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: listed(EarlierToolCall) | None = None  # type: ignore[valid-type]
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    cache_control: Any = None
     refusal: Unsupported = None
     annotations: Annotated[list[Any] | None, Only(None, [])] = None
-    parsed: Any = Field(None, description="No effect")
+    parsed: Any = None
     audio: Unsupported = None
     function_call: Unsupported = None
 
@@ -98,7 +98,7 @@ class Tool(StrictModel):
 
     type: Literal["function"]
     function: ToolFunction
-    cache_control: Any = Field(None, description="No effect")
+    cache_control: Any = None
 
 
 class FunctionName(StrictModel):

@@ -52,42 +52,55 @@ def _settings(*names: str) -> list[FieldRow]:
 COMMON = (
     *rows(
         "acting",
-        model="The name of the served model, also if omitted, or of a LoRA adapter",
-        max_tokens="Of one output; chat default: up to the context",
-        min_tokens="No stop token or stop string ends the output before this many",
-        temperature="0 is greedy; default: the model's own",
-        top_p="Sample from the most likely tokens with this much probability together",
-        top_k="Sample from this many most likely tokens; 0 or -1 for all",
-        min_p="Least probability of a token, relative to the most likely one",
-        seed="The same seed and settings sample the same tokens",
-        n="Outputs for each prompt, 1 to 128; more than run at once wait in the queue",
-        stop="Up to 16 strings that end the output",
-        stop_token_ids="Token ids that end the output",
-        ignore_eos="Continue after the EOS token",
-        skip_special_tokens="Remove special tokens from the text; true by default",
-        include_stop_str_in_output="Keep the stop string in the text",
-        stream="Send the output as server-sent events",
-        stream_options="How to stream",
-        presence_penalty="Subtracted from the logits of tokens already generated, -2 to 2",
-        frequency_penalty="Subtracted for each time a token was generated, -2 to 2",
-        repetition_penalty="Divides the positive logits of tokens in prompt or output, 0.01 to 10",
+        model="A name of the served model, the default, or of a LoRA adapter",
+        max_tokens="The most tokens of one output; default: 16 in completions, up to the context "
+        "in a chat",
+        min_tokens="No stop token or stop string ends the output before this many tokens; "
+        "default: 0",
+        temperature="0 is greedy; default: the model's own, else 1",
+        top_p="Sample from the most likely tokens with this much probability together; default: "
+        "the model's own, else 1",
+        top_k="Sample from this many most likely tokens; 0 or -1 for all; default: the model's "
+        "own, else 0",
+        min_p="Least probability of a token, relative to the most likely one; default: the "
+        "model's own, else 0",
+        seed="The same seed and settings sample the same tokens; default: one drawn at random, "
+        "which the answer has",
+        n="Outputs for each prompt, 1 to 128; more than run at once wait in the queue; default: 1",
+        stop="Up to 16 strings that end the output; default: none",
+        stop_token_ids="Token ids that end the output; default: none but the EOS tokens",
+        ignore_eos="Continue after the EOS token; default: false",
+        skip_special_tokens="Remove special tokens from the text; default: true",
+        include_stop_str_in_output="Keep the stop string in the text; default: false",
+        stream="Send the output as server-sent events; default: false",
+        stream_options="How to stream; default: no chunk has token counts",
+        presence_penalty="Subtracted from the logits of tokens already generated, -2 to 2; "
+        "default: 0",
+        frequency_penalty="Subtracted for each time a token was generated, -2 to 2; default: 0",
+        repetition_penalty="Divides the positive logits of tokens in prompt or output, 0.01 to 10; "
+        "default: the model's own, else 1",
         prompt_logprobs="Return log-probabilities of the prompt's tokens, and of this many most "
-        "likely ones at each, 0 to 20; not in a stream",
-        logit_bias="Added to the logits of token ids, -100 to 100",
-        allowed_token_ids="The only token ids that may be sampled",
-        bad_words="Texts that the output does not contain: no token that completes one is sampled",
-        response_format="text, json_object, or json_schema with a schema that the output follows",
+        "likely ones at each, 0 to 20; not in a stream; default: none",
+        logit_bias="Added to the logits of token ids, -100 to 100; default: nothing",
+        allowed_token_ids="The only token ids that may be sampled; default: all",
+        bad_words="Texts that the output does not contain: no token that completes one is sampled; "
+        "default: none",
+        response_format="text, json_object, or json_schema with a schema that the output follows; "
+        "default: text",
         structured_outputs="What the output must look like: one of json, regex, choice, grammar "
-        "(GBNF or Lark) and json_object, with options for white space",
-        return_token_ids="Also return the token ids of prompt and outputs",
-        truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits",
+        "(GBNF or Lark) and json_object, with options for white space; default: any text",
+        return_token_ids="Also return the token ids of prompt and outputs; default: false",
+        truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits; "
+        "default: all, and a prompt that does not fit is refused",
         add_special_tokens="Add BOS and the like; default: true for a prompt, false for a chat",
-        priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
-        cache_salt="Cached prefixes are shared only among requests with the same salt",
-        user="A label in the access log",
+        priority="Lower is served earlier; other than 0 only with --scheduling-policy priority; "
+        "default: 0",
+        cache_salt="Cached prefixes are shared only among requests with the same salt; default: "
+        "none, which is one of them",
+        user="A label in the access log; default: none",
     ),
     *[
-        FieldRow(name, "acting", f"Another name of structured_outputs.{kind}")
+        FieldRow(name, "acting", f"Another name of structured_outputs.{kind}; default: none")
         for name, kind in OLDER_NAMES.items()
     ],
     *_neutral(
@@ -112,17 +125,21 @@ CHAT = (
     *rows(
         "acting",
         messages="The conversation",
-        max_completion_tokens="Another name of max_tokens",
-        logprobs="Return log-probabilities",
-        top_logprobs="Also those of this many most likely tokens, 0 to 20",
-        tools="Functions that the model may call; with strict the arguments follow the schema",
+        max_completion_tokens="Another name of max_tokens; default: the same",
+        logprobs="Return log-probabilities; default: false",
+        top_logprobs="Also those of this many most likely tokens, 0 to 20; default: 0",
+        tools="Functions that the model may call; with strict the arguments follow the schema; "
+        "default: none",
         tool_choice="auto, the default; none: the model does not see the tools; required: at least "
         "one call; one function, which is called once; or allowed_tools",
-        chat_template_kwargs="Variables for the chat template, such as enable_thinking",
-        reasoning_effort="A variable for the chat template; no effect if it does not read it",
-        add_generation_prompt="False: do not ask for a new message; go on where the chat ends",
-        continue_final_message="The output is the rest of the last message",
-        parallel_tool_calls="False: at most one tool call; no effect without tools",
+        chat_template_kwargs="Variables for the chat template, such as enable_thinking; "
+        "default: none",
+        reasoning_effort="A variable for the chat template; no effect if it does not read it; "
+        "default: the template's own",
+        add_generation_prompt="False: do not ask for a new message; go on where the chat ends; "
+        "default: true",
+        continue_final_message="The output is the rest of the last message; default: false",
+        parallel_tool_calls="False: at most one tool call; no effect without tools; default: true",
     ),
     *_neutral("No effect: answers are as long as the model makes them", "verbosity"),
     *_neutral("No effect", "modalities", values=(None, ["text"])),
@@ -142,8 +159,8 @@ COMPLETION = (
         "acting",
         prompt="A text, a list of texts, a list of token ids, or a list of such lists",
         echo="Begin each output with its prompt, its log-probabilities included; with max_tokens 0 "
-        "there is nothing else",
-        logprobs="Return log-probabilities of this many most likely tokens, 0 to 20",
+        "there is nothing else; default: false",
+        logprobs="Return log-probabilities of this many most likely tokens, 0 to 20; default: none",
     ),
     *refused("suffix", values=(None, "")),
 )

@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from kiln.engine.server import answer_fields, part_fields
+from kiln.engine.server.examples import EXAMPLES
 from kiln.engine.server.field_table import TABLES, FieldRow
 from kiln.engine.server.responses import ErrorEnvelope
 from kiln.engine.server.route_fields import ROUTE_TABLES
@@ -40,7 +42,7 @@ def describe_body(
     ``errors`` describes statuses that only this route has, ``envelope`` the form of errors.
     """
     reference = {"$ref": _REF.format(model=body.__name__)}
-    content = {"application/json": {"schema": reference}}
+    content = {"application/json": {"schema": reference, "example": EXAMPLES[body.__name__]}}
     texts = {**_ERRORS, **errors}
     told = {code: {"model": envelope, "description": text} for code, text in texts.items()}
     answers = {200: {"model": answer, "description": "The response; with stream, its events"}}
@@ -62,6 +64,7 @@ def describe_answer(answer: Any, parameters: Sequence[Mapping[str, Any]] = ()) -
 def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     """Make the app document the bodies ``models``; the document is built on first use."""
     build = app.openapi
+    tables = TABLES | ROUTE_TABLES
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -69,12 +72,41 @@ def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
             _, bodies = models_json_schema(
                 [(body, "validation") for body in models], ref_template=_REF
             )
-            for name, rows in (TABLES | ROUTE_TABLES).items():
-                _describe_fields(bodies["$defs"][name], rows)
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
+            schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+            _describe_parameters(schema)
+            for name, shape in schemas.items():
+                _describe_parts(shape, answer_fields.ANSWERS.get(name), answer_fields.ANYWHERE)
+            for name, shape in bodies["$defs"].items():
+                assert name not in schemas, f"{name} is the name of a body and of an answer"
+                if name in tables:
+                    _describe_fields(shape, tables[name])
+                else:
+                    _describe_parts(shape, part_fields.PARTS.get(name), part_fields.ANYWHERE)
+            schemas.update(bodies["$defs"])
         return build()
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _describe_parameters(schema: dict[str, Any]) -> None:
+    """Say what parameters mean, and leave out status 422: a text in a path is never invalid."""
+    for operation in (one for path in schema["paths"].values() for one in path.values()):
+        operation["responses"].pop("422", None)
+        for one in operation.get("parameters", ()):
+            if "description" not in one:
+                one["description"] = part_fields.PARAMETERS[one["name"]]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+
+
+def _describe_parts(
+    shape: dict[str, Any], own: Mapping[str, str] | None, anywhere: Mapping[str, str]
+) -> None:
+    """Say in the schema of an object in a body or an answer what each field means."""
+    for name, field in shape.get("properties", {}).items():
+        says = (own or {}).get(name) or anywhere.get(name)
+        if says is not None:
+            field["description"] = says
 
 
 def _describe_fields(body: dict[str, Any], rows: Sequence[FieldRow]) -> None:

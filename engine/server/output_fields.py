@@ -16,13 +16,15 @@ from kiln.engine.server.unions import one_of
 
 
 def _is_schema(value: Any) -> Any:
-    if isinstance(value, str | dict | bool):
+    if value is None or isinstance(value, str | dict | bool):
         return value
     raise ValueError(f"must be a JSON Schema, an object or its text, got {repr(value)[:80]}")
 
 
 Schema = Annotated[
-    Any, AfterValidator(_is_schema), WithJsonSchema({"type": ["object", "string", "boolean"]})
+    Any,
+    AfterValidator(_is_schema),
+    WithJsonSchema({"type": ["object", "string", "boolean", "null"]}),
 ]
 
 
@@ -42,9 +44,9 @@ class NamedSchema(StrictModel):
     """A JSON Schema. The output follows it with ``strict`` or without."""
 
     schema_: dict[str, Any] = Field(alias="schema")
-    name: str | None = Field(None, description="No effect")
-    description: str | None = Field(None, description="No effect")
-    strict: bool | None = Field(None, description="No effect: the schema always holds")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class JsonSchemaFormat(StrictModel):
@@ -63,7 +65,7 @@ class StructuredOutputs(StrictModel):
     json_: Schema = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = Field(None, description="In GBNF or Lark, told apart by its text")
+    grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None

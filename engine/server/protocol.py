@@ -58,11 +58,9 @@ class Defaults:
 class StreamOptions(StrictModel):
     """How to stream."""
 
-    include_usage: bool | None = Field(None, description="End with a chunk of the token counts")
-    continuous_usage_stats: bool | None = Field(
-        None, description="Every chunk has the token counts so far"
-    )
-    include_obfuscation: bool | None = Field(None, description="No effect: nothing is padded")
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 if TYPE_CHECKING:  # the fields that do not act are read from the table

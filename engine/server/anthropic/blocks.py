@@ -60,25 +60,25 @@ _Said = one_of({"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUs
 _Told = one_of({"text": TextBlock, "tool_result": ToolResultBlock})
 
 
-class UserMessage(StrictModel):
+class UserTurn(StrictModel):
     """A user's turn: texts, and the results of tools that the last turn has called."""
 
     role: Literal["user"]
     content: text_or_parts(_Told)  # type: ignore[valid-type]
 
 
-class AssistantMessage(StrictModel):
+class AssistantTurn(StrictModel):
     """The model's turn."""
 
     role: Literal["assistant"]
     content: text_or_parts(_Said)  # type: ignore[valid-type]
 
 
-class SystemMessage(StrictModel):
+class SystemTurn(StrictModel):
     """An instruction between two turns."""
 
     role: Literal["system"]
     content: Texts
 
 
-ROLES = {"user": UserMessage, "assistant": AssistantMessage, "system": SystemMessage}
+ROLES = {"user": UserTurn, "assistant": AssistantTurn, "system": SystemTurn}

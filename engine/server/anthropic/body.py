@@ -43,7 +43,7 @@ class OneTool(StrictModel):
 
     type: Literal["tool"]
     name: str
-    disable_parallel_tool_use: bool | None = Field(None, description="No effect")
+    disable_parallel_tool_use: bool | None = None
 
 
 _TOOL_CHOICES = {"auto": ToolMode, "any": ToolMode, "none": ToolMode, "tool": OneTool}

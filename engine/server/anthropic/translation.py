@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from kiln.engine.server.anthropic.blocks import (
-    AssistantMessage,
-    SystemMessage,
+    AssistantTurn,
+    SystemTurn,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    UserMessage,
+    UserTurn,
 )
 from kiln.engine.server.anthropic.body import (
     CountTokensRequest,
@@ -76,14 +76,14 @@ def chat_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     if body.system:
         made.append({"role": "system", "content": _parts(body.system)})
     for message in body.messages:
-        if isinstance(message, AssistantMessage):
+        if isinstance(message, AssistantTurn):
             made.append(_assistant(message))
         else:
             _add_turn(made, message)
     return made
 
 
-def _add_turn(made: list[dict[str, Any]], message: UserMessage | SystemMessage) -> None:
+def _add_turn(made: list[dict[str, Any]], message: UserTurn | SystemTurn) -> None:
     """Add a turn's blocks in their order; each result of a tool is a message of its own."""
     content: Any = message.content
     for block in [content] if isinstance(content, str) else content or [""]:
@@ -96,7 +96,7 @@ def _add_turn(made: list[dict[str, Any]], message: UserMessage | SystemMessage) 
             made.append({"role": message.role, "content": _parts(block)})
 
 
-def _assistant(message: AssistantMessage) -> dict[str, Any]:
+def _assistant(message: AssistantTurn) -> dict[str, Any]:
     content: Any = message.content
     if isinstance(content, str):
         return {"role": "assistant", "content": content}

@@ -68,6 +68,27 @@ async def serves(engine, restarts=1):
     await until(lambda: engine.num_restarts >= restarts and engine.client.is_ready, 60)
 
 
+def test_the_records_of_steps_go_on_over_a_restart():
+    """A reader of the timeline sees the last steps of the engine that died, then the next one's."""
+
+    async def test(engine, lives):
+        steps = engine.client.steps
+        engine.client.watch_steps()
+        await collect(engine.client.stream(request("a", 1, max_tokens=5)))
+        await until(lambda: steps.end >= 5, 30)
+        os.kill(lives.pid, signal.SIGKILL)
+        await serves(engine)
+        before = steps.end
+        engine.client.watch_steps()
+        await collect(engine.client.stream(request("b", 1, max_tokens=5)))
+        await until(lambda: steps.end >= before + 5, 30)
+        seen = [(one.engine, one.record.number) for one in steps.since(0)[1]]
+        assert seen[:5] == [(1, number) for number in range(1, 6)]
+        assert seen[before : before + 5] == [(2, number) for number in range(1, 6)]
+
+    supervise(test)
+
+
 def test_the_wait_doubles_up_to_a_limit():
     policy = RestartPolicy(delay=1.0, max_delay=30.0)
     assert [policy.delay_of(number) for number in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]

@@ -46,10 +46,8 @@ async function refresh() {
   stats = await json("stats");
   history.add(stats);
   showHead();
-  if (stats.state === "ready") {
-    steps.add(await json(`timeline?since=${steps.next}`));
-    await refreshKernels();
-  }
+  steps.add(await json(`timeline?since=${steps.next}`)); // also the last ones of an engine that died
+  if (stats.state === "ready") await refreshKernels();
   draw();
 }
 
