@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.bench.plots import legend_below
 from kiln.engine.bench.report import Row
+from kiln.engine.bench.style import KILN_COLOUR, ROOF_COLOUR, legend_below, titled
 from kiln.jit_kernels.bench.table import names_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#c2410c", "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d")
+_COLOURS = (
+    KILN_COLOUR, "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d",
+)  # fmt: skip
 _MARKERS = "os^DvP*X"
 _STEP = 1.22  # horizontal factor between implementations of one intensity, to avoid overlap
 
@@ -39,10 +41,10 @@ def draw_roofline(
     for panel in panels[len(kernels) :]:
         panel.set_visible(False)
     legend_below(figure, figure.axes, 3 * columns)
-    figure.suptitle(
-        f"{rows[0]['family']} on {where}\npoints of one size are side by side, the first in its "
-        "place",
-        fontsize=9,
+    titled(
+        figure,
+        f"{rows[0]['family']} on {where}",
+        "points of one size are side by side, the first in its place",
     )
 
 
@@ -60,9 +62,8 @@ def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[st
         panel.plot(x, y, label=name, markersize=5, linestyle="", alpha=0.85, **style)
         if place == 0:
             _label(panel, sorted(zip(y, x, (row["bytes"] for row in mine), strict=True)))
-    panel.set_title(kernel if computes else f"{kernel} (moves bytes only)", fontsize=9)
+    panel.set_title(kernel if computes else f"{kernel} (moves bytes only)")
     panel.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="TFLOP/s")
-    panel.grid(alpha=0.25)
 
 
 def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
@@ -73,7 +74,8 @@ def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
             continue
         panel.annotate(
             _short(num_bytes), (left, up), xytext=(-7, -2), textcoords="offset points", ha="right",
-            va="center", fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+            va="center", fontsize=7,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 0.8},
         )  # fmt: skip
         there.append((up, left))
 
@@ -83,15 +85,15 @@ def _draw_roofs(panel: Any, ceilings: Mapping[str, float]) -> None:
     copy, matmul = ceilings["copy_bytes_s"] / 1e12, ceilings["matmul_flops_s"] / 1e12
     points = [point for line in panel.lines for point in line.get_xydata()]
     ridge = matmul / copy
-    left = min(*(x for x, _ in points), ridge) / 5
+    left = min(*(x for x, _ in points), ridge) / 12
     right = max(*(x for x, _ in points), ridge) * 2.5
     low = min(*(y for _, y in points), left * copy) / 2
     panel.plot(
-        [left, ridge], [left * copy, matmul], color="#374151", linestyle="--", linewidth=1,
+        [left, ridge], [left * copy, matmul], color=ROOF_COLOUR, linestyle="--", linewidth=1,
         label=f"copy {copy:.2f} TB/s",
     )  # fmt: skip
     panel.plot(
-        [ridge, right], [matmul, matmul], color="#374151", linestyle=":", linewidth=1.2,
+        [ridge, right], [matmul, matmul], color=ROOF_COLOUR, linestyle=":", linewidth=1.2,
         label=f"matrix product {matmul:,.0f} TFLOP/s",
     )  # fmt: skip
     panel.set(xlim=(left, right), ylim=(low, matmul * 2))
