@@ -112,7 +112,7 @@ async def _measure(
     try:
         async with asyncio.timeout(_PATIENCE):
             transport, _ = await loop.create_connection(
-                lambda: stream, parts.hostname, port, ssl=is_tls or None
+                lambda: stream, parts.hostname or "", port, ssl=is_tls or None
             )
             try:
                 transport.write(request)
@@ -185,8 +185,8 @@ class _Stream(asyncio.BufferedProtocol):
             answer.events.pop()  # the usage has an event of its own
         if is_chat and answer.events and not _has_text(self._head):
             answer.events.pop(0)  # the first event of a chat has only the role
-        answer.output_tokens = int(usage.get("completion_tokens") or 0)
-        answer.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        answer.output_tokens = _number(usage.get("completion_tokens"))
+        answer.prompt_tokens = _number(usage.get("prompt_tokens"))
 
     def _error(self, event: Mapping[str, Any]) -> str:
         status, _, rest = self._head.partition(b"\r\n")
@@ -208,9 +208,15 @@ class _Stream(asyncio.BufferedProtocol):
 def _has_text(head: bytes) -> bool:
     """Whether the first event of a chat has a part of the answer."""
     event = _json(head.partition(_EVENT[:-1])[2].partition(b"\n")[0])
-    choices = event.get("choices")
-    delta = choices[0].get("delta", {}) if choices else {}
-    return any(delta.get(name) for name in ("content", "reasoning", "reasoning_content"))
+    try:
+        delta = event["choices"][0]["delta"]
+        return any(delta.get(name) for name in ("content", "reasoning", "reasoning_content"))
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return False
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _json(text: bytes) -> dict[str, Any]:

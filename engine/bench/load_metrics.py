@@ -31,9 +31,10 @@ def summarise(
     longest ms of some metrics; ``request_goodput`` is the requests per second that meet all.
     """
     good = [one for one in answers if not one.error]
-    tokens = [sum(one.prompt_tokens for one in good), sum(one.output_tokens for one in good)]
-    row = throughput(len(good), *tokens, seconds)
-    row["total_tokens_per_s"] = sum(tokens) / seconds
+    tokens_in = sum(one.prompt_tokens for one in good)
+    tokens_out = sum(one.output_tokens for one in good)
+    row = throughput(len(good), tokens_in, tokens_out, seconds)
+    row["total_tokens_per_s"] = (tokens_in + tokens_out) / seconds
     row["failures"] = dict(Counter(one.error for one in answers if one.error))
     timed = [_times(one) for one in good if one.events]
     for name in METRICS:

@@ -5,16 +5,15 @@ Nothing here runs torch before the load ends: the server needs every core.
 
 from __future__ import annotations
 
-import json
 import random
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kiln.engine.bench.arrivals import Arrivals
 from kiln.engine.bench.datasets import Dataset, Sample
+from kiln.engine.bench.http_get import get_json
 from kiln.engine.bench.load_client import LoadError, Target, run_load
 from kiln.engine.bench.load_metrics import summarise
 from kiln.engine.bench.report import Row
@@ -116,11 +115,8 @@ def _warm_up(name: str, target: Target, load: Load, shown: Shown, seed: int) -> 
 
 def served_model(url: str, api_key: str | None) -> str:
     """Return the name of a server's first model. Raises LoadError."""
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return str(json.load(answer)["data"][0]["id"])
+        return str(get_json(f"{url}/v1/models", api_key)["data"][0]["id"])
     except urllib.error.HTTPError as error:
         raise LoadError(f"{url}/v1/models: {error.code} {error.reason}") from error
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:

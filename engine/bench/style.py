@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KILN_COLOUR = "#c2410c"
 OTHER_COLOUR = "#b8ada1"  # lighter than Kiln's in grey, too
 ROOF_COLOUR = "#374151"
-_RULES = {
+_RULES: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.labelsize": 9,
@@ -43,7 +43,7 @@ class Line:
     dashes: str
     marker: str
 
-    def look(self) -> dict[str, str]:
+    def look(self) -> dict[str, Any]:
         """Return the arguments of ``plot``."""
         return {"color": self.colour, "linestyle": self.dashes, "marker": self.marker}
 

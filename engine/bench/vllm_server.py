@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from kiln.engine.bench.engine import BenchError
+from kiln.engine.bench.http_get import get, get_json
 from kiln.engine.bench.server_log import ServerLog
 from kiln.engine.bench.vllm_engine import llm_keywords
 from kiln.engine.config import EngineConfig
@@ -56,8 +56,9 @@ def vllm_server(
     """
     port = _free_port()
     place = ["--host", "127.0.0.1", "--port", str(port)]
+    # -P: modules in the working folder must not shadow what vLLM imports.
     process = subprocess.Popen(
-        [python, "-m", _MODULE, *server_flags(config), *place],
+        [python, "-P", "-m", _MODULE, *server_flags(config), *place],
         stdin=subprocess.DEVNULL,
         stdout=log.file,
         stderr=log.file,
@@ -75,8 +76,7 @@ def vllm_server(
 def version(url: str) -> dict[str, str]:
     """Return the version that a server of vLLM's tells, if it does."""
     try:
-        with urllib.request.urlopen(f"{url}/version", timeout=10) as answer:
-            return {"vllm": str(json.load(answer)["version"])}
+        return {"vllm": str(get_json(f"{url}/version")["version"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -91,7 +91,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: ServerLog, until: flo
     while time.monotonic() < until:
         if (code := process.poll()) is not None:
             raise BenchError(f"vllm: its server ended with exit code {code}; {log.end()}")
-        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+        with suppress(OSError):
+            get(f"{url}/health", timeout=5)
             return
         time.sleep(_POLL_SECONDS)
     raise BenchError(f"vllm: its server is not ready in time; {log.end()}")

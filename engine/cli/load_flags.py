@@ -140,7 +140,7 @@ def points_of(args: argparse.Namespace) -> list[Point]:
 
 def dataset_name(args: argparse.Namespace) -> str:
     """Return vLLM's name of the data set."""
-    return _ALIASES.get(args.dataset_name, args.dataset_name)
+    return str(_ALIASES.get(args.dataset_name, args.dataset_name))
 
 
 def dataset_of(args: argparse.Namespace, vocab_size: int, tokenizer: Tokenizer | None) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from openai_stub import stub_server
 
 from kiln.engine.bench import vllm_engine, vllm_server
 from kiln.engine.cli import local_server
+from kiln.engine.cli.measuring import load_display
 
 KEY = "s3cret"
 SHORT = ("--random-input-len", 8, "--random-output-len", 3)
@@ -126,3 +128,24 @@ def test_a_wrong_number_is_named(kiln, flags, words):
     refused = kiln("bench", "serving", *flags)
     assert refused.returncode == 2
     assert words in refused.stderr
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_a_bar_and_a_file_a_line(monkeypatch):
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with load_display() as shown:
+            for what in ("kiln: 1 at a time", "kiln: 4 at a time"):
+                shown.begin(what, 3)
+                for _ in range(3):
+                    shown.advance()
+    assert "kiln: 4 at a time" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()
+    assert file.getvalue() == "kiln: 1 at a time: 3 requests\nkiln: 4 at a time: 3 requests\n"
