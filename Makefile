@@ -27,7 +27,8 @@ check: $(VENV)/.dev
 	exit $$failed
 
 bench: $(VENV)/.dev
-	$(BIN)/kiln bench serving --baseline transformers --output benchmarks
+	$(BIN)/kiln bench serving --random-input-len 30 --random-output-len 64 \
+	  --random-range-ratio 0.6 --baseline transformers --output benchmarks
 
 $(VENV)/.serve $(VENV)/.dev: pyproject.toml constraints.txt tools/setup_venv.sh
 	PYTHON=$(PYTHON) sh tools/setup_venv.sh $(VENV) $(if $(filter %.dev,$@),dev,serve)

@@ -30,7 +30,8 @@ from compile_yardstick import yardstick_seconds  # noqa: E402 - after the path, 
 from rich.progress import Progress  # noqa: E402
 
 from kiln.cache.disk.store import Store  # noqa: E402
-from kiln.engine.bench.report import Report, table  # noqa: E402
+from kiln.engine.bench.report import Plots, Report, table  # noqa: E402
+from kiln.engine.bench.style import KILN_COLOUR, ROOF_COLOUR, legend_below, titled  # noqa: E402
 from kiln.jit_kernels.compile.build import build  # noqa: E402
 from kiln.jit_kernels.compile.kernel_cache import KernelCache  # noqa: E402
 from kiln.jit_kernels.compile.warmup import Job, jobs_for  # noqa: E402
@@ -118,17 +119,27 @@ def _time(jobs: Sequence[Job]) -> tuple[Rows, float]:
 
 def write(report: Report, folder: Path) -> None:
     """Write the report, a table of its kernels, and a plot with a dot for each program."""
-    programs: Rows = report.details["programs"]
-    kernels: dict[str, Rows] = {}
-    for name, row in programs.items():
-        kernels.setdefault(row["kernel"], {})[name] = row
-    kernels = dict(sorted(kernels.items(), key=lambda one: -max(_seconds(one[1]))))
+    kernels = _by_kernel(report)
+    programs = report.details["programs"]
     text = report.markdown(
         "Compile time of every program",
         f"CPU seconds, the best of {report.load['rounds']} rounds; {len(programs)} programs.",
         table(_COLUMNS, [_kernel_row(kernel, rows) for kernel, rows in kernels.items()]),
     )
-    report.write(folder, "compile", text, {"compile.png": partial(_draw, kernels)})
+    report.write(folder, "compile", text, plots(report))
+
+
+def plots(report: Report) -> Plots:
+    """Return the plot by the name of its file."""
+    return {"compile.png": partial(_draw, _by_kernel(report))}
+
+
+def _by_kernel(report: Report) -> dict[str, Rows]:
+    """Return the programs of each kernel, that with the slowest one first."""
+    kernels: dict[str, Rows] = {}
+    for name, row in report.details["programs"].items():
+        kernels.setdefault(row["kernel"], {})[name] = row
+    return dict(sorted(kernels.items(), key=lambda one: -max(_seconds(one[1]))))
 
 
 def _seconds(rows: Rows) -> list[float]:
@@ -149,13 +160,18 @@ def _kernel_row(kernel: str, rows: Rows) -> dict[str, Any]:
 
 def _draw(kernels: dict[str, Rows], figure: Figure) -> None:
     figure.set_size_inches(9, 0.3 * len(kernels) + 1.2)
-    axis = figure.subplots()
+    axes = figure.subplots()
     for place, (kernel, rows) in enumerate(reversed(kernels.items())):
-        axis.plot(_seconds(rows), [place] * len(rows), "o", color="C0", alpha=0.4)
-        axis.plot(find_spec(kernel).max_cpu_seconds, place, "|", color="C3", markersize=14)
-    axis.set_yticks(range(len(kernels)), list(reversed(kernels)))
-    axis.set(xlabel="CPU seconds to compile a program (red: the limit)", xlim=(0, None))
-    axis.grid(axis="x", alpha=0.3)
+        dots = {"color": KILN_COLOUR, "alpha": 0.4, "label": "a program"}
+        axes.plot(_seconds(rows), [place] * len(rows), "o", **dots)
+        bound = find_spec(kernel).max_cpu_seconds
+        limit = {"color": ROOF_COLOUR, "linestyle": "", "label": "the kernel's limit"}
+        axes.plot(bound, place, "|", markersize=14, **limit)
+    axes.set_yticks(range(len(kernels)), list(reversed(kernels)))
+    axes.set(xlabel="CPU seconds", xlim=(0, None))
+    axes.grid(visible=False, axis="y")
+    titled(figure, "CPU seconds to compile each program")
+    legend_below(figure, [axes], 2)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,11 @@ from kiln.engine.bench import latency, prefill  # noqa: E402 - after the path, a
 from kiln.engine.bench.choice import kiln_and  # noqa: E402
 from kiln.engine.bench.engine import BenchEngine  # noqa: E402
 from kiln.engine.bench.machine import versions  # noqa: E402
-from kiln.engine.bench.plots import KILN_COLOUR, OTHER_COLOUR, draw_groups  # noqa: E402
-from kiln.engine.bench.report import Report, Row, command_line, table  # noqa: E402
+from kiln.engine.bench.plots import draw_groups  # noqa: E402
+from kiln.engine.bench.report import Plots, Report, Row, command_line, table  # noqa: E402
 from kiln.engine.bench.shapes import write_shape  # noqa: E402
 from kiln.engine.bench.side_by_side import Subject  # noqa: E402
+from kiln.engine.bench.style import KILN_COLOUR, OTHER_COLOUR, legend_below, titled  # noqa: E402
 from kiln.engine.config import EngineConfig, ModelConfig, SchedulerConfig  # noqa: E402
 
 if TYPE_CHECKING:
@@ -112,9 +113,14 @@ def write(report: Report, folder: Path) -> str:
     """Write JSON, page and plot; return the table."""
     shown = table(_COLUMNS, report.rows)
     title = report.benchmark.replace("quantised-", "Weight formats, ")
-    plots = {f"{report.benchmark}.png": partial(draw, report)}
-    report.write(folder, report.benchmark, report.markdown(title, _EXPLAINED, shown), plots)
+    page = report.markdown(title, _EXPLAINED, shown)
+    report.write(folder, report.benchmark, page, plots(report))
     return shown
+
+
+def plots(report: Report) -> Plots:
+    """Return the plot by the name of its file."""
+    return {f"{report.benchmark}.png": partial(draw, report)}
 
 
 def draw(report: Report, figure: Figure) -> None:
@@ -130,10 +136,12 @@ def draw(report: Report, figure: Figure) -> None:
         draw_groups(
             axes, own, "form", value, lambda row, v=value, f=form: f.format(row[v]), colours
         )
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.tick_params(axis="x", labelsize=8, rotation=12)
-    figure.suptitle(f"{report.benchmark} on {report.hardware['gpu']}", fontsize=10)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
+    shape = report.benchmark.replace("quantised-", "")
+    titled(figure, f"Weight formats of {shape} on {report.hardware['gpu']}")
+    legend_below(figure, figure.axes, 2)
 
 
 def measure_form(

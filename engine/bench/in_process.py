@@ -21,26 +21,27 @@ _TRIAL_TOKENS = 8
 
 
 def measure(
-    config: EngineConfig, prompts: list[list[int]], output_tokens: int, tell: Tell, *, kiln: bool
+    config: EngineConfig, prompts: list[list[int]], lengths: list[int], tell: Tell, *, kiln: bool
 ) -> list[Row]:
     """Return rows of transformers' ``generate``, and of ``LLM.generate`` if ``kiln``.
 
     transformers runs one request at a time, then batches of ``max_num_seqs``, which is also the
     most that Kiln runs at once. As in the server benchmark, decoding is greedy and each output has
-    exactly ``output_tokens`` tokens. The number of threads is the fastest for each engine.
+    exactly its length. The number of threads is the fastest for each engine.
     """
     together = config.scheduler.num_rows
     makers: list[MakeEngine] = [partial(StaticBatches, config, size) for size in (1, together)]
     makers += [partial(KilnEngine, config, tell)] if kiln else []
     trial = prompts[:together], [_TRIAL_TOKENS] * len(prompts[:together])
-    lengths = [output_tokens] * len(prompts)
     rows = []
     for make in makers:
         with closing(make()) as engine:
             tell(f"{engine.name}, in process")
             threads = fastest_threads(partial(engine.run, *trial))
             seconds = engine.run(prompts, lengths)
-        numbers = throughput(len(prompts), sum(map(len, prompts)), sum(lengths), seconds)
+        tokens = sum(map(len, prompts)), sum(lengths)
+        numbers = throughput(len(prompts), *tokens, seconds)
+        numbers["total_tokens_per_s"] = sum(tokens) / seconds
         rows.append({"engine": f"{engine.name}, in process", "threads": threads, **numbers})
     return rows
 

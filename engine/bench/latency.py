@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.engine import Adapters, BenchEngine, Tell
-from kiln.engine.bench.plots import KILN_COLOUR
 from kiln.engine.bench.report import Report, Row, grouped, over, table, with_ratio
+from kiln.engine.bench.style import (
+    LINES,
+    ROOF_COLOUR,
+    Line,
+    label_points,
+    legend_below,
+    log_axis,
+    titled,
+)
 from kiln.engine.bench.workload import equal_prompts, warm_up_load
 
 if TYPE_CHECKING:
@@ -18,7 +26,6 @@ if TYPE_CHECKING:
 SHORT_RUN = 8  # output tokens of the shorter run
 REPEATS = 2  # of each run; the fastest counts
 _PROFILED_STEPS = 16
-_LINE_COLOURS = (KILN_COLOUR, "#2563eb", "#059669")
 _COLUMNS = {
     "engine": "{engine}",
     "requests": "{batch_size}",
@@ -148,41 +155,37 @@ def markdown(report: Report) -> str:
 
 def draw(report: Report, processor: str, figure: Figure) -> None:
     """Draw output tokens per second over the batch size: a line per engine, and the floor."""
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
-
     rows = report.rows
-    figure.set_size_inches(7.5, 4.8)
+    figure.set_size_inches(7.5, 5)
     axes = figure.subplots()
+    for axis in (axes.xaxis, axes.yaxis):
+        log_axis(axis)
     lines = grouped((row for row in rows if row["output_tokens_per_s"]), "engine")
-    # The numbers of the fastest engine are above its line, those of the others below theirs.
-    fastest = max(lines, default="", key=lambda engine: lines[engine][-1]["output_tokens_per_s"])
-    for colour, (engine, timed) in zip(_LINE_COLOURS, lines.items(), strict=False):
-        _draw_line(axes, timed, engine, colour, 12 if engine == fastest else -14)
+    for line, (engine, timed) in zip(LINES, lines.items(), strict=False):
+        axes.plot(*zip(*_points(timed), strict=True), **line.look(), label=engine)
     floors = {row["batch_size"]: row["floor_ms"] for row in rows if row["floor_ms"]}
     if floors:
         limits = [1000 * size / floor for size, floor in floors.items()]
         label = "floor: the bytes at copy bandwidth"
-        axes.plot(list(floors), limits, color="#374151", linestyle="--", linewidth=1, label=label)
+        axes.plot(list(floors), limits, color=ROOF_COLOUR, linestyle=":", linewidth=1, label=label)
     sizes = sorted({row["batch_size"] for row in rows})
-    axes.set(xscale="log", yscale="log", xlabel="requests", ylabel="output tokens per second")
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.minorticks_off()
     axes.margins(x=0.1, y=0.12)
-    axes.grid(alpha=0.25)
-    axes.legend(loc="upper left")
-    axes.set_title(f"{report.details['model']} on {processor}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="requests", ylabel="output tokens per second")
+    _write_speeds(axes, lines)
+    titled(figure, f"Decode steps of {report.details['model']} on {processor}")
+    legend_below(figure, [axes], 4)
 
 
-def _draw_line(axes: Any, rows: Sequence[Row], engine: str, colour: str, offset: int) -> None:
-    """Draw an engine's line, with its numbers ``offset`` points above the line."""
-    speeds = [row["output_tokens_per_s"] for row in rows]
-    sizes = [row["batch_size"] for row in rows]
-    axes.plot(sizes, speeds, marker="o", markersize=5, color=colour, label=engine)
-    for size, speed in zip(sizes, speeds, strict=True):
-        axes.annotate(
-            f"{speed:,.0f}", (size, speed), xytext=(0, offset), color=colour,
-            textcoords="offset points", ha="center", va="center", fontsize=8,
-        )  # fmt: skip
+def _points(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    return [(row["batch_size"], row["output_tokens_per_s"]) for row in rows]
+
+
+def _write_speeds(axes: Any, lines: Mapping[str, Sequence[Row]]) -> None:
+    """Write the numbers of the fastest engine above its line, those of the others below theirs."""
+    fastest = max(lines, default="", key=lambda engine: lines[engine][-1]["output_tokens_per_s"])
+    there: list[Any] = []
+    looks: dict[str, Line] = dict(zip(lines, LINES, strict=False))
+    for engine in sorted(looks, key=lambda engine: engine != fastest):
+        texts = [(size, speed, f"{speed:,.0f}") for size, speed in _points(lines[engine])]
+        label_points(axes, texts, looks[engine].colour, 12 if engine == fastest else -13, there)

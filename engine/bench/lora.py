@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from kiln.engine.bench import latency
 from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.latency import SHORT_RUN, LatencyLoad
-from kiln.engine.bench.plots import KILN_COLOUR, OTHER_COLOUR, draw_groups, legend_below
+from kiln.engine.bench.plots import draw_groups
 from kiln.engine.bench.report import Report, Row, grouped, over, table, with_ratio
+from kiln.engine.bench.style import KILN_COLOUR, OTHER_COLOUR, ROOF_COLOUR, legend_below, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = (KILN_COLOUR, OTHER_COLOUR)
-_FLOOR_COLOUR = "#1f2937"
 _COLUMNS = {
     "engine": "{engine}",
     "requests": "{batch_size}",
@@ -137,10 +137,10 @@ def draw(report: Report, processor: str, figure: Figure) -> None:
     engines = list(dict.fromkeys(row["engine"] for rows in panels.values() for row in rows))
     groups = [len({row["adapters"] for row in rows}) for rows in panels.values()]
     figure.set_size_inches(max(6.5, 1.2 + 0.55 * sum(groups) * max(2, len(engines))), 4.4)
-    figure.suptitle(
-        f"What LoRA adapters of rank {report.load['rank']} add to a decode step\n"
+    titled(
+        figure,
+        f"What LoRA adapters of rank {report.load['rank']} add to a decode step",
         f"{report.details['model']} on {processor}",
-        fontsize=11,
     )
     if not panels:  # the run ended before there was anything to compare
         return
@@ -148,9 +148,9 @@ def draw(report: Report, processor: str, figure: Figure) -> None:
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=groups)[0]
     for axes, (size, rows) in zip(drawn, panels.items(), strict=True):
         _draw_panel(axes, rows, engines)
-        axes.set_title(f"{size} {'request' if size == 1 else 'requests'}", fontsize=10)
+        axes.set_title(f"{size} {'request' if size == 1 else 'requests'}")
     drawn[0].set_ylabel("growth of a step over the same\nengine without LoRA, %")
-    legend_below(figure, drawn, 3, 9)
+    legend_below(figure, drawn, 3)
 
 
 def _draw_panel(axes: Any, rows: Sequence[Row], engines: Sequence[str]) -> None:
@@ -168,9 +168,9 @@ def _draw_panel(axes: Any, rows: Sequence[Row], engines: Sequence[str]) -> None:
             [floor for floor, _ in floors],
             [bar.get_x() for _, bar in floors],
             [bar.get_x() + bar.get_width() for _, bar in floors],
-            colors=_FLOOR_COLOUR,
+            colors=ROOF_COLOUR,
             linewidth=1.5,
             label="floor: the adapters' bytes at copy bandwidth",
         )
-    axes.axhline(0, color="#374151", linewidth=0.8)
+    axes.axhline(0, color=ROOF_COLOUR, linewidth=0.8)
     axes.set_xlabel("adapters in a step")

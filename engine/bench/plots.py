@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.report import Report, Row
+from kiln.engine.bench.style import KILN_COLOUR, OTHER_COLOUR, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KILN_COLOUR = "#c2410c"
-OTHER_COLOUR = "#a99e91"
 _GROUP = 0.8  # the width of all bars of a group
 
 
@@ -29,9 +28,10 @@ def draw_throughput(report: Report, processor: str, figure: Figure) -> None:
     )
     axes.bar_label(bars, fmt="{:,.0f}", padding=4)
     axes.set_xlabel("output tokens per second")
-    axes.set_title(f"{report.details['model']} on {processor}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.margins(x=0.12)
+    titled(figure, f"{report.details['model']} on {processor}")
 
 
 def draw_groups(
@@ -58,21 +58,6 @@ def draw_groups(
         axes.bar_label(bars, [text(row) for row in own], padding=2, fontsize=8)
         drawn += zip(own, bars, strict=True)
     axes.set_xticks(range(len(groups)), [str(one) for one in groups])
-    axes.grid(axis="y", alpha=0.25)
-    axes.set_axisbelow(True)
+    axes.grid(visible=False, axis="x")
     axes.margins(y=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
     return drawn
-
-
-def legend_below(figure: Figure, panels: Sequence[Any], columns: int, size: int = 10) -> None:
-    """Draw one legend for all panels, below them; each label once, in the order of the panels."""
-    handles = {
-        label: handle
-        for panel in panels
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", fontsize=size, frameon=False,
-        ncols=max(1, min(len(handles), columns)),
-    )  # fmt: skip

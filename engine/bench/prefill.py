@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.plots import draw_groups
 from kiln.engine.bench.report import Report, Row, over, table
+from kiln.engine.bench.style import titled
 from kiln.engine.bench.workload import equal_prompts
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def draw(report: Report, processor: str, figure: Figure) -> None:
     axes.set(xlabel="prompts × tokens of each", ylabel="prompt tokens per second")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     title = f"Prefill of {report.details['model']} on {processor}"
-    axes.set_title(f"{title}\nin percent: the GPU's busy share, where it is known", fontsize=10)
-    figure.legend(title="engine, token budget", loc="outside right upper", fontsize=9)
+    titled(figure, title, "in percent: the GPU's busy share, where it is known")
+    figure.legend(title="engine, token budget", loc="outside right upper")
 
 
 def _shown(row: Row) -> Row:

@@ -8,13 +8,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.bench import machine
+from kiln.engine.bench import machine, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,23 +91,40 @@ class Report:
             print("no plots: matplotlib is not installed", file=sys.stderr)
             return paths
         for file, draw in (plots or {}).items():
-            from matplotlib.figure import Figure
-
-            figure = Figure(layout="constrained")
-            draw(figure)
             paths.append(folder / file)
-            figure.savefig(paths[-1], dpi=110)
+            style.save(draw, paths[-1])
         return paths
 
     def write_named(self, folder: Path, text: str, draw: Draw) -> list[Path]:
         """Write JSON, page and plot, named for model, device and ranks; return the paths."""
-        on_cpu = self.details["device"] == "cpu" or self.hardware["gpu"] == "none"
-        place = "cpu" if on_cpu else "gpu"
-        ranks = self.details.get("limits", {}).get("tensor_parallel_size", 1)
-        name = f"{self.benchmark}-{self.details['model']}-{place}" + f"-tp{ranks}" * (ranks > 1)
+        name = f"{self.benchmark}-{self.details['model']}-{self.place}"
+        name += f"-tp{self.ranks}" * (self.ranks > 1)
         name = re.sub(r"[^\w.-]+", "-", name)
-        plot = partial(draw, self, self.hardware[place])
-        return self.write(folder, name, text, {f"{name}.png": plot})
+        return self.write(folder, name, text, {f"{name}.png": partial(draw, self, self.processor)})
+
+    @property
+    def place(self) -> str:
+        """Where the model ran: "cpu" or "gpu"."""
+        on_cpu = self.details.get("device") == "cpu" or self.hardware["gpu"] == "none"
+        return "cpu" if on_cpu else "gpu"
+
+    @property
+    def ranks(self) -> int:
+        """How many processes shared the model."""
+        return int(self.details.get("limits", {}).get("tensor_parallel_size", 1))
+
+    @property
+    def processor(self) -> str:
+        """The name of the processor that the model ran on, with their number."""
+        name = str(self.hardware[self.place])
+        return f"{self.ranks} × {name}" if self.ranks > 1 and self.place == "gpu" else name
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Report:
+        """Return the report that ``to_json`` gave."""
+        names = [field.name for field in fields(cls) if field.name != "details"]
+        own = {name: content[name] for name in names if name in content}
+        return cls(**own, details={name: content[name] for name in content if name not in own})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

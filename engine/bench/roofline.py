@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.bench.plots import legend_below
 from kiln.engine.bench.report import Row
+from kiln.engine.bench.style import KILN_COLOUR, ROOF_COLOUR, legend_below, titled
 from kiln.jit_kernels.bench.table import names_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#c2410c", "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d")
+_COLOURS = (
+    KILN_COLOUR, "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d",
+)  # fmt: skip
 _MARKERS = "os^DvP*X"
+_CHARACTER, _HALF, _GAP = 7, 9, 8  # pixels of a label: its width by character, half its height
 _STEP = 1.22  # horizontal factor between implementations of one intensity, to avoid overlap
 
 
@@ -33,20 +36,25 @@ def draw_roofline(
     panels = list(figure.subplots(lines, columns, squeeze=False).flat)
     names = names_in(rows)
     for kernel, panel in zip(kernels, panels, strict=False):
-        _draw_panel(panel, kernel, [row for row in rows if row["kernel"] == kernel], names)
-    for panel in panels[: len(kernels)]:
+        own = _draw_panel(panel, kernel, [row for row in rows if row["kernel"] == kernel], names)
+        points = [point for line in panel.lines for point in line.get_xydata()]
         _draw_roofs(panel, ceilings)
+        _label(panel, own, points)
     for panel in panels[len(kernels) :]:
         panel.set_visible(False)
     legend_below(figure, figure.axes, 3 * columns)
-    figure.suptitle(
-        f"{rows[0]['family']} on {where}\npoints of one size are side by side, the first in its "
-        "place",
-        fontsize=9,
+    titled(
+        figure,
+        f"{rows[0]['family']} on {where}",
+        "points of one size are side by side, the first in its place",
     )
 
 
-def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[str]) -> None:
+def _draw_panel(
+    panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[str]
+) -> list[tuple[float, float, int]]:
+    """Draw the points; return those of the first implementation: y, x, bytes."""
+    own: list[tuple[float, float, int]] = []
     computes = rows[0]["flops"] > 0
     for place, name in enumerate(names):
         mine = [row for row in rows if row["implementation"] == name]
@@ -59,23 +67,32 @@ def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[st
         style = {"color": _COLOURS[place % 8], "marker": _MARKERS[place % 8]}
         panel.plot(x, y, label=name, markersize=5, linestyle="", alpha=0.85, **style)
         if place == 0:
-            _label(panel, sorted(zip(y, x, (row["bytes"] for row in mine), strict=True)))
-    panel.set_title(kernel if computes else f"{kernel} (moves bytes only)", fontsize=9)
+            own = list(zip(y, x, (row["bytes"] for row in mine), strict=True))
+    panel.set_title(kernel if computes else f"{kernel} (moves bytes only)")
     panel.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="TFLOP/s")
-    panel.grid(alpha=0.25)
+    return own
 
 
-def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
-    """Write the bytes beside the points (y, x, bytes), without overlapping other labels."""
-    there: list[tuple[float, float]] = []
-    for up, left, num_bytes in points:
-        if any(up < 1.6 * y and max(left / x, x / left) < 4 for y, x in there):
+def _label(
+    panel: Any, own: Sequence[tuple[float, float, int]], points: Sequence[tuple[float, float]]
+) -> None:
+    """Write the bytes left of the points (y, x, bytes), where no other label or point is."""
+    place = panel.transData.transform
+    taken = [(x, x, y, y) for x, y in map(place, points)]
+    for up, left, num_bytes in sorted(own):
+        (x, y), text = place((left, up)), _short(num_bytes)
+        box = (x - _GAP - _CHARACTER * len(text), x - _GAP, y - _HALF, y + _HALF)
+        if any(_overlap(box, other) for other in taken):
             continue
         panel.annotate(
-            _short(num_bytes), (left, up), xytext=(-7, -2), textcoords="offset points", ha="right",
-            va="center", fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+            text, (left, up), xytext=(-7, -2), textcoords="offset points", ha="right", va="center",
+            fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )  # fmt: skip
-        there.append((up, left))
+        taken.append(box)
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1] and one[2] <= other[3] and other[2] <= one[3]
 
 
 def _draw_roofs(panel: Any, ceilings: Mapping[str, float]) -> None:
@@ -83,15 +100,15 @@ def _draw_roofs(panel: Any, ceilings: Mapping[str, float]) -> None:
     copy, matmul = ceilings["copy_bytes_s"] / 1e12, ceilings["matmul_flops_s"] / 1e12
     points = [point for line in panel.lines for point in line.get_xydata()]
     ridge = matmul / copy
-    left = min(*(x for x, _ in points), ridge) / 5
+    left = min(*(x for x, _ in points), ridge) / 12
     right = max(*(x for x, _ in points), ridge) * 2.5
     low = min(*(y for _, y in points), left * copy) / 2
     panel.plot(
-        [left, ridge], [left * copy, matmul], color="#374151", linestyle="--", linewidth=1,
+        [left, ridge], [left * copy, matmul], color=ROOF_COLOUR, linestyle="--", linewidth=1,
         label=f"copy {copy:.2f} TB/s",
     )  # fmt: skip
     panel.plot(
-        [ridge, right], [matmul, matmul], color="#374151", linestyle=":", linewidth=1.2,
+        [ridge, right], [matmul, matmul], color=ROOF_COLOUR, linestyle=":", linewidth=1.2,
         label=f"matrix product {matmul:,.0f} TFLOP/s",
     )  # fmt: skip
     panel.set(xlim=(left, right), ylim=(low, matmul * 2))

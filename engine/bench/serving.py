@@ -1,120 +1,123 @@
-"""The serving benchmark: the load of concurrent streams, the row of numbers, and the report.
+"""The serving benchmark: one load at several rates or concurrencies, on one server after another.
 
-Nothing here imports torch before the load ends: the server needs every core.
+Nothing here runs torch before the load ends: the server needs every core.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import statistics
-from collections.abc import Sequence
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from kiln.engine.bench.load_client import Arrivals, LoadError, Measured, run_load
-from kiln.engine.bench.report import Report, Row, table
-from kiln.engine.bench.workload import MixedLoad, throughput
-from kiln.engine.models.model_folder import ModelFiles
-from kiln.engine.models.registry import vocabulary_size
+from kiln.engine.bench.arrivals import Arrivals
+from kiln.engine.bench.datasets import Dataset, Sample
+from kiln.engine.bench.http_get import get_json
+from kiln.engine.bench.load_client import LoadError, Target, run_load
+from kiln.engine.bench.load_metrics import summarise
+from kiln.engine.bench.report import Row
 
+_WARM_UP_TOKENS = 16
+_WARM_UP_STREAMS = 16
 _CHANCE = random.SystemRandom()
-_WARM_UP_TOKENS = 4
-_WARM_UP_STREAMS = 16  # of an open loop without a limit
-_COLUMNS = {
-    "": "{engine}",
-    "output tokens/s": "{output_tokens_per_s:,.0f}",
-    "requests/s": "{requests_per_s:.2f}",
-    "TTFT ms, median": "{ttft_ms_median:.1f}",
-    "TTFT ms, p99": "{ttft_ms_p99:.1f}",
-    "between tokens ms, median": "{inter_token_ms_median:.2f}",
-    "between tokens ms, p99": "{inter_token_ms_p99:.2f}",
-    "threads": "{threads}",
-    "Kiln's speed over this": "{ratio:.1f}×",
-}
 
 
-def make_prompts(files: ModelFiles, count: int, longest: int) -> list[list[int]]:
-    """Return random prompts for a model, each of ``longest / 4`` to ``longest`` tokens.
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of the load: when requests are sent, and how many."""
 
-    They are the same in every run. Raises ModelError if the size of its vocabulary is unknown.
+    arrivals: Arrivals
+    num_prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every server gets.
+
+    ``percentiles`` are those of every latency. ``goals``: see ``summarise``. Each point has
+    requests of its own, and the seed fixes them all. ``text_of`` makes the text of a chat of token
+    ids.
     """
-    return MixedLoad(count, (max(1, longest // 4), longest)).draw(vocabulary_size(files))[0]
+
+    dataset: Dataset
+    points: Sequence[Point]
+    seed: int = 0
+    percentiles: Sequence[float] = (99,)
+    goals: Mapping[str, float] = field(default_factory=dict)
+    text_of: Callable[[list[int]], str] | None = None
+
+    def bodies(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """Return greedy requests with exactly as many output tokens as their samples have."""
+        fixed = {"temperature": 0, "ignore_eos": True}
+        return [
+            {**self._prompt(one.prompt), "max_tokens": one.output_tokens, **fixed}
+            for one in samples
+        ]
+
+    def _prompt(self, prompt: list[int] | str) -> dict[str, Any]:
+        if self.text_of is None:
+            return {"prompt": prompt}
+        text = prompt if isinstance(prompt, str) else self.text_of(prompt)
+        return {"messages": [{"role": "user", "content": text}]}
 
 
-def measure(
-    url: str,
-    prompts: Sequence[list[int]],
-    output_tokens: int,
-    arrivals: Arrivals,
-    api_key: str | None = None,
-) -> Row:
-    """Return the row of a server: greedy decoding of exactly ``output_tokens`` tokens per request.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is told while a load runs: ``begin`` what, of how many requests; ``advance`` by one."""
 
-    Raises LoadError if a response is incomplete.
+    begin: Callable[[str, int], None] = lambda what, total: None
+    advance: Callable[[], None] = lambda: None
+
+
+def random_seed() -> int:
+    """Return a seed whose prompts a running server has not cached from an earlier benchmark."""
+    return _CHANCE.randrange(1 << 32)
+
+
+def measure(name: str, target: Target, load: Load, shown: Shown | None = None) -> Iterator[Row]:
+    """Warm a server up, and yield a row for each point of the load.
+
+    Failed requests are counted in the row. Raises LoadError if all requests of the warm-up fail.
     """
-    fixed = {"temperature": 0, "ignore_eos": True, "min_tokens": output_tokens}
-    fixed["max_tokens"] = output_tokens
-    bodies = [{"prompt": _rotated(prompt), **fixed} for prompt in prompts]
-    together = arrivals.concurrency or _WARM_UP_STREAMS
-    short = {**fixed, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0}
-    warm = [{"prompt": _rotated(prompt), **short} for prompt in prompts[:together]]
-    asyncio.run(run_load(url, warm, Arrivals(together), api_key))
-    seconds, answers = asyncio.run(run_load(url, bodies, arrivals, api_key))
-    row = {"engine": f"kiln, {describe(arrivals)}", **summarise(seconds, answers)}
-    if row["output_tokens"] != (expected := output_tokens * len(prompts)):
-        raise LoadError(f"{row['output_tokens']} output tokens, not {expected}: nothing to compare")
-    return row
+    shown = shown or Shown()
+    seeds = random.Random(load.seed)
+    _warm_up(name, target, load, shown, seeds.randrange(1 << 32))
+    for point in load.points:
+        samples = load.dataset.draw(point.num_prompts, seeds.randrange(1 << 32))
+        shown.begin(f"{name}: {point.arrivals}", len(samples))
+        seconds, answers = run_load(target, load.bodies(samples), point.arrivals, shown.advance)
+        for sample, answer in zip(samples, answers, strict=True):
+            if not answer.error and answer.output_tokens != sample.output_tokens:
+                made, asked = answer.output_tokens, sample.output_tokens
+                answer.error = f"wrong number of output tokens, such as {made} instead of {asked}"
+        yield {
+            "engine": name,
+            "load": str(point.arrivals),
+            "max_concurrency": point.arrivals.concurrency,
+            "request_rate": point.arrivals.rate,
+            **summarise(seconds, answers, load.percentiles, load.goals),
+        }
 
 
-def _rotated(prompt: list[int]) -> list[int]:
-    """Return the tokens from another one on, so that no cache of prefixes knows them."""
-    start = _CHANCE.randrange(len(prompt))
-    return prompt[start:] + prompt[:start]
-
-
-def describe(arrivals: Arrivals) -> str:
-    """Return how requests arrive, for the report."""
-    limit = "" if arrivals.concurrency is None else f"{arrivals.concurrency} at a time"
-    if arrivals.rate is None:
-        return limit
-    random_times = f"{arrivals.rate:g} a second at random times (Poisson)"
-    return random_times + (f", at most {limit}" if limit else "")
-
-
-def summarise(seconds: float, answers: Sequence[Measured]) -> Row:
-    """Return the numbers of one run; latencies in milliseconds.
-
-    The time between tokens is the time between two events of a stream. A token that ends inside a
-    character has no event of its own: its text is sent with the next token.
-    """
-    first = [1000 * (one.events[0] - one.started) for one in answers if one.events]
-    between = [
-        1000 * (late - early)
-        for one in answers
-        for early, late in zip(one.events, one.events[1:], strict=False)
+def _warm_up(name: str, target: Target, load: Load, shown: Shown, seed: int) -> None:
+    count = min(_WARM_UP_STREAMS, load.points[0].num_prompts)
+    shown.begin(f"{name}: warm-up", count)
+    samples = [
+        replace(one, output_tokens=min(_WARM_UP_TOKENS, one.output_tokens))
+        for one in load.dataset.draw(count, seed)
     ]
-    prompt_tokens = sum(one.prompt_tokens for one in answers)
-    return {
-        **throughput(
-            len(answers), prompt_tokens, sum(one.output_tokens for one in answers), seconds
-        ),
-        **_quantiles("ttft_ms", first),
-        **_quantiles("inter_token_ms", between),
-    }
+    bodies = load.bodies(samples)
+    _, answers = run_load(target, bodies, Arrivals(count), shown.advance)
+    if all(answer.error for answer in answers):
+        raise LoadError(f"{name}, {target.url}: every request failed: {answers[0].error}")
 
 
-def markdown(report: Report) -> str:
-    """Return the report's page."""
-    load = report.load
-    return report.markdown(
-        f"Serving {report.details['model']}",
-        f"One run: {load['num_prompts']} prompts of up to {load['prompt_tokens']} random tokens, "
-        f"{load['output_tokens']} output tokens each, greedy, {load['arrivals']}.",
-        table(_COLUMNS, report.rows),
-    )
-
-
-def _quantiles(name: str, values: list[float]) -> dict[str, float]:
-    if len(values) < 2:
-        return {}
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return {f"{name}_median": cuts[49], f"{name}_p99": cuts[98]}
+def served_model(url: str, api_key: str | None) -> str:
+    """Return the name of a server's first model. Raises LoadError."""
+    try:
+        return str(get_json(f"{url}/v1/models", api_key)["data"][0]["id"])
+    except urllib.error.HTTPError as error:
+        raise LoadError(f"{url}/v1/models: {error.code} {error.reason}") from error
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise LoadError(f"{url}/v1/models does not name a model: {error}") from error

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from kiln.engine.bench.engine import BenchEngine, BenchError, MakeEngine, Tell
+from kiln.engine.bench.engine import BenchError, Tell
 from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Report, Row
 from kiln.engine.config import EngineConfig
@@ -102,10 +102,34 @@ class Measured:
     versions: dict[str, str] = field(default_factory=dict)
     failure: KilnError | None = None
 
+    @property
+    def remark(self) -> str:
+        """What the title of the report must say: why the run ended early, if it did."""
+        failed = "" if self.failure is None else str(self.failure).partition("\n")[0]
+        return f"INCOMPLETE, {failed}" if failed else ""
+
+
+class Loaded(Protocol):
+    """A loaded engine, in this process or behind a server; see BenchEngine."""
+
+    @property
+    def load_seconds(self) -> float:
+        """The time from the start to the first request."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Those of its packages, beside Kiln's."""
+
+    def close(self) -> None:
+        """Free the model's memory."""
+
+
+E = TypeVar("E", bound=Loaded)
+
 
 def measure_all(
-    makers: Mapping[str, MakeEngine],
-    measure: Callable[[BenchEngine], Iterable[Row]],
+    makers: Mapping[str, Callable[[], E]],
+    measure: Callable[[E], Iterable[Row]],
     tell: Tell,
 ) -> Measured:
     """Measure one engine after the other; each is freed before the next one is loaded.
@@ -134,7 +158,6 @@ def make_report(
     benchmark: str, command: str, subject: Subject, measured: Measured, load: Mapping[str, Any]
 ) -> Report:
     """Return the report of a run."""
-    failed = "" if measured.failure is None else str(measured.failure).partition("\n")[0]
     about = subject.details() | {"load_seconds": measured.load_seconds}
     return Report(
         benchmark,
@@ -142,7 +165,7 @@ def make_report(
         measured.rows,
         load,
         about,
-        remark=f"INCOMPLETE, {failed}" if failed else "",
+        remark=measured.remark,
         versions=versions() | measured.versions,
     )
 

@@ -34,7 +34,7 @@ class MixedLoad:
         chance = random.Random(0)
         prompts, lengths = [], []
         for _ in range(self.num_prompts):
-            prompts.append(_prompt(chance, chance.randint(*self.prompt_tokens), vocab_size))
+            prompts.append(random_tokens(chance, chance.randint(*self.prompt_tokens), vocab_size))
             lengths.append(chance.randint(*self.output_tokens))
         return prompts, lengths
 
@@ -42,7 +42,7 @@ class MixedLoad:
 def equal_prompts(count: int, num_tokens: int, vocab_size: int, seed: int = 1) -> list[list[int]]:
     """Return ``count`` prompts of ``num_tokens`` tokens each, others for another seed."""
     chance = random.Random(seed)
-    return [_prompt(chance, num_tokens, vocab_size) for _ in range(count)]
+    return [random_tokens(chance, num_tokens, vocab_size) for _ in range(count)]
 
 
 def warm_up_load(
@@ -65,6 +65,7 @@ def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: f
     }
 
 
-def _prompt(chance: random.Random, num_tokens: int, vocab_size: int) -> list[int]:
+def random_tokens(chance: random.Random, num_tokens: int, vocab_size: int) -> list[int]:
+    """Return tokens from the part of a vocabulary that has no special tokens, as a rule."""
     first, end = min(_FIRST_TOKEN, vocab_size - 1), min(_END_TOKEN, vocab_size)
     return [chance.randrange(first, end) for _ in range(num_tokens)]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kiln.engine.bench.engine import Tell
     from kiln.engine.bench.report import Draw, Report
     from kiln.engine.bench.side_by_side import Measured, Subject
+    from kiln.engine.models.model_folder import ModelFiles
 
 _BASELINES = {
     "transformers": "transformers in the same dtype",
@@ -105,14 +106,14 @@ def measuring(
     from kiln.engine.bench.side_by_side import Subject
 
     with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
-        name, config = _subject(args, Path(parent))
+        name, config, _ = subject_of(args, Path(parent))
         config = _with_limits(args, config, together, longest, least)
-        python = _check_baseline(args, config)
+        python = check_baseline(args, config)
         with measuring_display() as tell:
             yield Subject(name, config), python, tell
 
 
-def _check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
+def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     """Return the interpreter of the baseline, before Kiln loads. Raises ConfigError."""
     refuse_parallel(args)
     if args.baseline != "vllm":
@@ -135,8 +136,11 @@ def refuse_parallel(args: argparse.Namespace) -> None:
         )
 
 
-def _subject(args: argparse.Namespace, parent: Path) -> tuple[str, EngineConfig]:
-    """Return the model's name and the settings; a built-in shape is written below ``parent``."""
+def subject_of(args: argparse.Namespace, parent: Path) -> tuple[str, EngineConfig, ModelFiles]:
+    """Return the model's name, the settings and the files.
+
+    A built-in shape is written below ``parent``. Raises ConfigError and ModelError.
+    """
     model = model_of(args)
     if model not in SHAPES or Path(model).is_dir():
         if not Path(model).expanduser().exists() and "/" not in model:
@@ -144,14 +148,14 @@ def _subject(args: argparse.Namespace, parent: Path) -> tuple[str, EngineConfig]
                 f"model {model!r}: no such folder, not a hub id such as org/name, and not one "
                 f"of the built-in shapes {', '.join(SHAPES)}"
             )
-        return served_name(args), find_model(args)[0]
+        return served_name(args), *find_model(args)
     if args.load_format == "auto":
         raise ConfigError(
             f"--load-format auto: the built-in shape {model} has no weights to load; leave "
             "the flag out for random ones"
         )
-    config, _ = located(engine_config(args, write_shape(model, parent)))
-    return model, replace(config, model=replace(config.model, load_format="dummy"))
+    config, files = located(engine_config(args, write_shape(model, parent)))
+    return model, replace(config, model=replace(config.model, load_format="dummy")), files
 
 
 def finish(

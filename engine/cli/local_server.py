@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any
 
 from kiln.engine.distributed.command import end_process, module_command
 from kiln.engine.errors import KilnError
@@ -21,17 +21,21 @@ class ServerStartError(KilnError):
 
 @contextmanager
 def local_server(
-    arguments: Sequence[str], timeout: float = 120.0, program: Sequence[str] | None = None
+    arguments: Sequence[str],
+    timeout: float = 120.0,
+    program: Sequence[str] | None = None,
+    log: IO[bytes] | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Serve on a free port and yield (URL, process) after the model is loaded.
 
     ``arguments`` are those of ``kiln serve``; ``program`` replaces the ``kiln`` command in tests.
-    At the end the server is asked to stop, and is killed if it does not exit. Raises
-    ServerStartError if it is not ready in ``timeout`` seconds.
+    ``log`` gets what the server says on stderr. At the end the server is asked to stop, and is
+    killed if it does not exit. Raises ServerStartError if it is not ready in ``timeout`` seconds.
     """
     program = program or module_command("kiln.engine.cli.main")
     command = [*program, "serve", *arguments, "--port", "0"]
-    with tempfile.TemporaryFile("w+") as said:
+    with ExitStack() as opened:
+        said = log or opened.enter_context(tempfile.TemporaryFile())
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
         try:
             yield _wait_for_url(server, said, timeout), server
@@ -40,7 +44,7 @@ def local_server(
             end_process(server, _STOP_SECONDS)
 
 
-def _wait_for_url(server: subprocess.Popen[str], said: IO[str], timeout: float) -> str:
+def _wait_for_url(server: subprocess.Popen[str], said: IO[Any], timeout: float) -> str:
     """Read the server's output up to its URL, which it prints when ready."""
     assert server.stdout is not None
     timer = threading.Timer(timeout, server.kill)
@@ -52,6 +56,6 @@ def _wait_for_url(server: subprocess.Popen[str], said: IO[str], timeout: float) 
     finally:
         timer.cancel()
     said.seek(0)
-    last = "\n".join(said.read().strip().splitlines()[-3:])
+    last = "\n".join(said.read().decode(errors="replace").strip().splitlines()[-3:])
     code = server.wait()
     raise ServerStartError(f"kiln serve ended with exit code {code}: {last}")

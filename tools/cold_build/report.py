@@ -7,7 +7,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from kiln.engine.bench.report import Report, table
+from kiln.engine.bench.report import Plots, Report, table
+from kiln.engine.bench.style import KILN_COLOUR, OTHER_COLOUR, legend_below, log_axis, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,20 +43,29 @@ def write(report: Report, folder: Path) -> None:
         programs and f"By program, CPU s:\n\n{programs}",
         "\n".join(f"Not measured: {way}: {why}." for way, why in found["not_measured"].items()),
     )
-    report.write(folder, "cold_build", text, {"cold_build.png": partial(_draw, report)})
+    report.write(folder, "cold_build", text, plots(report))
+
+
+def plots(report: Report) -> Plots:
+    """Return the plot by the name of its file."""
+    return {"cold_build.png": partial(_draw, report)}
 
 
 def _draw(report: Report, figure: Figure) -> None:
     """Draw CPU and wall seconds of each way, on a logarithmic axis."""
     ways = report.rows[::-1]
     figure.set_size_inches(9, 0.7 * len(ways) + 1.4)
-    axis = figure.subplots()
-    for offset, name, label in ((0.2, "wall_seconds", "wall"), (-0.2, "cpu_seconds", "CPU")):
+    axes = figure.subplots()
+    log_axis(axes.xaxis)
+    shown = {"wall": (0.2, "wall_seconds", KILN_COLOUR), "CPU": (-0.2, "cpu_seconds", OTHER_COLOUR)}
+    for label, (offset, name, colour) in shown.items():
         places = [index + offset for index in range(len(ways))]
-        bars = axis.barh(places, [way[name] for way in ways], height=0.36, label=label)
-        axis.bar_label(bars, fmt="%.3g s", padding=3)
-    axis.set_yticks(range(len(ways)), [fill(way["what"], 40) for way in ways])
-    axis.set(xscale="log", xlabel="seconds for one program, cold")
-    axis.set_xlim(right=axis.get_xlim()[1] * 4)
-    axis.grid(axis="x", alpha=0.3)
-    axis.legend(loc="upper right")
+        seconds = [way[name] for way in ways]
+        bars = axes.barh(places, seconds, height=0.36, label=label, color=colour)
+        axes.bar_label(bars, fmt="%.3g s", padding=3)
+    axes.set_yticks(range(len(ways)), [fill(way["what"], 40) for way in ways])
+    axes.set(xlabel="seconds")
+    axes.set_xlim(right=axes.get_xlim()[1] * 4)
+    axes.grid(visible=False, axis="y")
+    titled(figure, f"Cold build of one program, {report.hardware['cpu']}")
+    legend_below(figure, [axes], 2)

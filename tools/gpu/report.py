@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu import sum_plots
 from kiln.engine.bench import kernels
-from kiln.engine.bench.report import Report, Row, grid
+from kiln.engine.bench.report import Plots, Report, Row, grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,26 +27,47 @@ def show(name: str, section: dict[str, Any]) -> None:
 
 def write(report: Report, folder: Path) -> list[Path]:
     """Write JSON, Markdown and plots; return the paths."""
-    blocks: list[str] = []
-    plots: dict[str, Callable[[Figure], None]] = {}
+    name = report.benchmark
+    return report.write(folder, name, _page(report), plots(report, name))
+
+
+def plots(report: Report, name: str) -> Plots:
+    """Return the plots of a report, by the names of their files. ``name``: that of the report's."""
+    found: dict[str, Callable[[Figure], None]] = {}
     where = f"{report.hardware['gpu']}, {report.date[:10]}"
+    for section, content in report.details["sections"].items():
+        rows: list[Row] = content["rows"]
+        ceilings = _ceilings(rows)
+        if ceilings is not None:
+            found |= kernels.rooflines(_timed(rows), ceilings, where)
+        sums = [row for row in rows if "bytes" in row]  # the others had no time, or failed
+        if section in sum_plots.SECTIONS and sums:
+            title = f"{sum_plots.SECTIONS[section]}; {where}"
+            found[f"{name}_sums.png"] = partial(sum_plots.draw_times, sums, title)
+    return found
+
+
+def _page(report: Report) -> str:
+    blocks: list[str] = []
     for name, section in report.details["sections"].items():
         blocks += [f"## {name}: {section['status']}", section.get("reason", "")]
         rows: list[Row] = section["rows"]
-        ceilings = next((row["ceilings"] for row in rows if "ceilings" in row), None)
+        ceilings = _ceilings(rows)
         if ceilings is not None:  # the timings, shown as ``kiln bench kernels`` shows them
-            timed = [row for row in rows if "implementation" in row]
-            blocks += kernels.blocks(timed, ceilings)
-            plots |= kernels.rooflines(timed, ceilings, where)
+            blocks += kernels.blocks(_timed(rows), ceilings)
             rows = [row for row in rows if "implementation" not in row and "ceilings" not in row]
-        sums = [row for row in rows if "bytes" in row]  # the others had no time, or failed
-        if name in sum_plots.SECTIONS and sums:
-            title = f"{sum_plots.SECTIONS[name]}; {where}"
-            plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, sums, title)
         times = [json.loads(row["times"]) for row in rows if "times" in row]  # of a tuned plan
         blocks.append(_table([row for row in rows if "times" not in row]))
         blocks.append(_table(_by_size(times)))
-    return report.write(folder, report.benchmark, report.markdown("GPU check", *blocks), plots)
+    return report.markdown("GPU check", *blocks)
+
+
+def _ceilings(rows: list[Row]) -> dict[str, float] | None:
+    return next((row["ceilings"] for row in rows if "ceilings" in row), None)
+
+
+def _timed(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if "implementation" in row]
 
 
 def _by_size(times: list[Row]) -> list[Row]:

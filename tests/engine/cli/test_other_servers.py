@@ -1,24 +1,20 @@
-"""``kiln chat`` and ``kiln bench serving`` against a server that is not Kiln."""
+"""``kiln chat`` against a server that is not Kiln."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import json
 import os
 import pty
 import re
 import select
 import signal
-import statistics
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kiln.engine.bench.load_client import Arrivals, LoadError, run_load
 from kiln.engine.distributed.command import module_command
 
 ANSWER = "one\u2028two\u0085three"
@@ -136,38 +132,3 @@ def _read_until(number, end):
             return shown
         shown += data
     return shown
-
-
-def test_a_load_sends_the_key(other):
-    bodies = [{"prompt": [1]}] * 3
-    _, answers = asyncio.run(run_load(other.url, bodies, Arrivals(None, 200.0), KEY))
-    assert [one.output_tokens for one in answers] == [1, 1, 1]
-    assert {key for _, key, _ in other.asked} == {f"Bearer {KEY}"}
-    with pytest.raises(LoadError, match="401"):
-        asyncio.run(run_load(other.url, bodies, Arrivals(1)))
-
-
-def test_arrivals_are_random_and_have_the_rate():
-    times = Arrivals(None, 50.0).times(2000)
-    assert times == Arrivals(None, 50.0).times(2000)
-    assert times[-1] == pytest.approx(2000 / 50)
-    gaps = [late - early for early, late in itertools.pairwise(times)]
-    assert min(gaps) > 0
-    # The gaps of a Poisson process are as far apart as they are long.
-    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.1)
-    assert Arrivals(4).times(3) == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--api-key", "x"), "--url"),
-        (("--request-rate", 0), "--request-rate 0"),
-        (("--request-rate", "inf"), "--request-rate inf"),
-        (("--request-rate", 5, "--baseline", "transformers"), "--request-rate"),
-    ],
-)
-def test_a_load_that_makes_no_sense_is_refused(kiln, flags, words):
-    refused = kiln("bench", "serving", *flags)
-    assert refused.returncode == 1
-    assert words in refused.stderr
