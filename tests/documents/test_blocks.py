@@ -8,6 +8,7 @@ import re
 
 import pytest
 import yaml
+from doc_tables import metrics
 from doc_tables.routes import paths
 from document_blocks import PAGES, all_blocks, kiln_commands
 
@@ -81,6 +82,14 @@ def test_units_of_systemd_start_kiln_with_flags_that_exist(block):
     program, *arguments = line.split()
     assert program.endswith("/kiln")
     _parse(arguments)
+
+
+def test_metrics_that_a_page_names_exist():
+    known = metrics.names()
+    for page in PAGES:
+        named = set(re.findall(r"\b(kiln:[a-z_]+[a-z])\b", page.read_text(encoding="utf-8")))
+        plain = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in named}
+        assert plain <= known, f"{page.name}: {plain - known}"
 
 
 def test_variables_that_a_page_names_exist():

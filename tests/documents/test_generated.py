@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+
 import make_docs
 import pytest
+from doc_tables import flags
 
 
 def test_the_generated_parts_are_up_to_date(capsys):
@@ -30,6 +34,15 @@ def test_an_old_part_is_reported_with_the_command_that_renews_it(tmp_path, monke
     assert "KILN_KERNEL_CACHE" in text
     assert "earlier" not in text
     assert make_docs.main(["--check"]) == 0
+
+
+def test_every_flag_of_every_command_is_on_the_page_of_flags():
+    text = (make_docs.ROOT / "docs" / "toggles-and-flags.md").read_text(encoding="utf-8")
+    for name, parser in flags.verbs():
+        for action in parser._actions:
+            longest = max(action.option_strings, key=len, default="")
+            if longest.startswith("--") and action.help != argparse.SUPPRESS:
+                assert re.search(rf"`{longest}[` ]", text) or longest in flags.EVERYWHERE, name
 
 
 def test_a_part_that_nothing_makes_is_an_error():

@@ -78,6 +78,7 @@ def test_every_architecture_is_in_the_page_of_models():
 def test_messages_of_the_page_of_troubleshooting_are_those_of_the_code():
     folders = ("cache", "jit_kernels", "engine", "tools")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    files.append(ROOT / "tools" / "setup_venv.sh")
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)
     source = re.sub(r"\"\s*\n\s*f?\"", "", source)  # texts that are written in several pieces
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

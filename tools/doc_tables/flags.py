@@ -12,13 +12,13 @@ from doc_tables.markdown import code, sentence, table
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.flags import Flag
 from kiln.engine.cli.main import build_parser
-from kiln.engine.cli.serve_flags import CHATS, SERVER
+from kiln.engine.cli.serve_flags import CHATS, LOGS, SERVER, TLS
 from kiln.engine.config import EngineConfig
 
-_GROUPS = (*ENGINE, LORA, CHATS, SERVER)
+_GROUPS = (*ENGINE, LORA, CHATS, SERVER, TLS, LOGS)
 _TITLES = ("flag", "default", "meaning")
 _DEFAULT = re.compile(r"(?:^|[;.,] )[Dd]efault:? ")
-_EVERYWHERE = {"--help", "--debug"}
+EVERYWHERE = {"--help", "--debug"}
 
 
 def serve_flags() -> str:
@@ -34,7 +34,7 @@ def serve_flags() -> str:
 def verb_flags() -> str:
     """Return the flags of every other verb that are not those of ``kiln serve``."""
     parts = []
-    for name, parser in _verbs(build_parser(), ""):
+    for name, parser in verbs():
         if name == "serve":
             continue
         taken = {one for action in parser._actions for one in action.option_strings}
@@ -44,7 +44,7 @@ def verb_flags() -> str:
             _row(action)
             for action in parser._actions
             if action.help != argparse.SUPPRESS
-            and not set(action.option_strings) & (_EVERYWHERE | shared)
+            and not set(action.option_strings) & (EVERYWHERE | shared)
         ]
         parts.append(f"### kiln {name}\n\n{sentence(_about(parser))}")
         if rows:
@@ -66,6 +66,11 @@ def other_names() -> str:
     return table(("also accepted", "Kiln's flag"), rows)
 
 
+def verbs() -> list[tuple[str, argparse.ArgumentParser]]:
+    """Return the name and the parser of every command."""
+    return list(_verbs(build_parser(), ""))
+
+
 def _verbs(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, Any]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -76,8 +81,7 @@ def _verbs(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, An
 
 
 def _parser_of(verb: str) -> argparse.ArgumentParser:
-    found: argparse.ArgumentParser = dict(_verbs(build_parser(), ""))[verb]
-    return found
+    return dict(verbs())[verb]
 
 
 def _about(parser: argparse.ArgumentParser) -> str:

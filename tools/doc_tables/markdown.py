@@ -17,10 +17,8 @@ def code(*words: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a help text as a sentence: with a capital, unless it begins with a value."""
+    """Return a help text with a full stop; it may begin with a value, and keeps its case."""
     text = text.strip().replace("``", "`")
-    if text.split(" ")[0].isalpha():
-        text = text[0].upper() + text[1:]
     return text + ("" if text.endswith((".", "…", "?")) else ".")
 
 

@@ -36,6 +36,11 @@ def own_metrics() -> str:
     return table(("`kiln:`", "type", "meaning"), rows)
 
 
+def names() -> set[str]:
+    """Return the names of all metrics, without the endings of their samples."""
+    return {metric.name for metric in _metrics()}
+
+
 def _metrics() -> Iterator[Metric]:
     """Yield each metric under Kiln's name, with a sample for its labels."""
     stats = {name: {"x": 1.0} if row.label else 1.0 for name, row in ENGINE_ROWS.items()}
