@@ -14,14 +14,14 @@ ROUTED = Counter(
 )
 FAILED = Counter(
     "kiln:router_failed_attempts",
-    "Attempts at a replica that failed: refused, draining or loading reached no engine, and were "
-    "made again elsewhere; lost ones may have reached an engine, and were not.",
+    "Attempts at a replica that failed. Lost ones may have reached an engine, and were not made "
+    "again; the others reached none, and were made elsewhere.",
     ["reason"],
     registry=REGISTRY,
 )
 for affinity in ("hit", "spill", "miss"):
     ROUTED.labels(affinity)
-for reason in ("refused", "draining", "loading", "lost"):
+for reason in ("refused", "draining", "loading", "restarting", "lost"):
     FAILED.labels(reason)
 
 

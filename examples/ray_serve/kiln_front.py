@@ -175,4 +175,4 @@ def _unavailable(error: Exception) -> ApiError:
     FAILED.labels("lost").inc()
     reason = str(error).strip().splitlines()[-1][:200]
     message = f"the replica failed before its answer was complete: {reason}"
-    return ApiError(503, message, code="engine_unavailable", retry_after=5)
+    return ApiError(503, message, code="engine_unavailable", may_retry=False)

@@ -17,9 +17,8 @@ REPLICA_HEADER = b"x-kiln-replica"
 _PROBE_SECONDS = 5.0
 _STOP_SECONDS = 5.0  # Ray has let the requests end before it stops a replica
 _LAST_ANSWERS_SECONDS = 0.5  # for answers that are on their way when the server has ended
-# Codes of Kiln's 503 for requests that it gave to no engine. "engine_unavailable" is not one of
-# them: it also means that the engine died with the request.
-_NOT_SERVED = frozenset(("draining", "loading"))
+# Codes of Kiln's 503 for requests that it gave to no engine. Errors of Anthropic's routes have none.
+_NOT_SERVED = frozenset(("draining", "loading", "restarting", ""))
 
 
 class Replica:
@@ -46,9 +45,10 @@ class Replica:
         print(f"replica {self._id} serves on {url}", flush=True)
 
     async def check_health(self) -> None:
-        """Raise an error if the server hangs or its engine does; Ray then replaces the replica.
+        """Raise an error if the server hangs; Ray then replaces the replica.
 
-        Readiness does not count: a server that is not ready says so to each request.
+        Readiness does not count: a server that loads its engine again says so to each request, and
+        ends if it cannot.
         """
         response = await self._client.get("/health/live", timeout=_PROBE_SECONDS)
         if response.status_code != httpx.codes.OK:
@@ -76,8 +76,10 @@ class Replica:
             if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 body = b"".join([chunk async for chunk in chunks])
                 code = _error_code(body)
-                if code in _NOT_SERVED:
-                    yield NotServed(self._id, code)
+                # Kiln's header for requests that an engine had when it ended.
+                is_lost = response.headers.get("x-should-retry") == "false"
+                if code in _NOT_SERVED and not is_lost:
+                    yield NotServed(self._id, code or "not ready")
                     return
                 chunks = _one(body)
             if call.adapter and response.is_success:
@@ -131,7 +133,7 @@ async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
 
 
 def _error_code(body: bytes) -> str:
-    """Return the code of an error of Kiln's; "" for another body."""
+    """Return the code of an error in OpenAI's form; "" for another body."""
     try:
         return str(json.loads(body)["error"]["code"])
     except (ValueError, LookupError, TypeError):

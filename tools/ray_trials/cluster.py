@@ -49,6 +49,11 @@ class Cluster:
         """Return the ids of the replicas that answer."""
         return set(re.findall(r'kiln:engine_ready\{replica="(\w+)",[^}]*\} 1\.0', self.metrics()))
 
+    def restarts(self) -> float:
+        """Return how many engines the servers have started again."""
+        lines = [line for line in self.metrics().splitlines() if "engine_restarts_total{" in line]
+        return sum(float(line.split()[-1]) for line in lines)
+
     def processes(self, text: str = "") -> dict[int, str]:
         """Return the command lines, by process id, of the command's processes that have a text."""
         found = {}

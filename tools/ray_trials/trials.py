@@ -43,12 +43,13 @@ class Trial:
 def strike(cluster: Cluster, name: str, requests: int, clients: int = CLIENTS) -> Trial:
     """Let a fault happen when a quarter of the requests has ended."""
     before = cluster.alive()
+    restarts = cluster.restarts()
     pid, number = _victim(cluster, name, sorted(before)[0])
     with load(cluster.url, clients, requests) as made:
         made.wait_for(requests // 4)
         struck = time.monotonic()
         os.kill(pid, number)
-        cluster.wait_until(lambda: _is_whole(cluster, name, before), _WHOLE_SECONDS)
+        cluster.wait_until(lambda: _is_whole(cluster, name, before, restarts), _WHOLE_SECONDS)
         whole = time.monotonic() - struck
     return Trial(
         name,
@@ -85,13 +86,13 @@ def _working(cluster: Cluster) -> int:
     return max(cluster.fronts(), key=seconds)
 
 
-def _is_whole(cluster: Cluster, name: str, before: set[str]) -> bool:
-    """Whether two replicas answer, one of them new if a replica was hit, and both fronts run."""
+def _is_whole(cluster: Cluster, name: str, before: set[str], restarts: float) -> bool:
+    """Whether two replicas answer, and what was hit has been replaced: engine, server or front."""
     try:
         alive = cluster.alive()
+        is_new = name.startswith("front") or alive != before or cluster.restarts() > restarts
     except httpx.HTTPError:
         return False
-    is_new = name.startswith("front") or alive != before
     return len(alive) == 2 and is_new and len(cluster.fronts()) == 2
 
 
