@@ -22,7 +22,7 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.25
 # No model or statistics go over the network.
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_OFFLINE = ("HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1")
 
 
 def server_flags(config: EngineConfig) -> list[str]:
@@ -58,11 +58,10 @@ def vllm_server(
     place = ["--host", "127.0.0.1", "--port", str(port)]
     # -P: modules in the working folder must not shadow what vLLM imports.
     process = subprocess.Popen(
-        [python, "-P", "-m", _MODULE, *server_flags(config), *place],
+        ["env", *_OFFLINE, python, "-P", "-m", _MODULE, *server_flags(config), *place],
         stdin=subprocess.DEVNULL,
         stdout=log.file,
         stderr=log.file,
-        env={**os.environ, **_OFFLINE},
         start_new_session=True,  # so that its processes can be stopped together
     )
     try:

@@ -104,6 +104,7 @@ def test_a_host_that_is_not_of_this_machine_is_an_error_at_once():
 # In a process of its own: the tests' process has other children, which must live.
 OUTLIVED = f"""
 import subprocess, sys
+from kiln_leftovers import Descendants
 parent = subprocess.Popen([sys.executable, "-c", {SLEEPERS!r}], stdout=subprocess.PIPE, text=True)
 child = int(parent.stdout.readline())
 known = Descendants()
