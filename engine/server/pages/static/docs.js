@@ -68,7 +68,7 @@ function quoted(body) {
 
 function curl(path, method, content) {
   const lines = [`curl ${BASE.href.replace(/\/$/, "")}${path}`];
-  if (method !== "get") lines[0] = lines[0].replace("curl", content ? "curl" : "curl -X POST");
+  if (method !== "get" && !content) lines[0] = lines[0].replace("curl", `curl -X ${method.toUpperCase()}`);
   if (document.documentElement.hasAttribute("data-needs-key") && path.split("/")[1] !== "health") {
     lines.push('-H "Authorization: Bearer $KILN_API_KEY"');
   }
