@@ -27,6 +27,7 @@ import browser as chromium  # noqa: E402 (a helper of the tests)
 import httpx  # noqa: E402
 
 CLIENTS = 6
+ZOOM_OUT = 2  # times, so that the steps are of several kinds
 INTRODUCTION = "You are a careful assistant who answers in one sentence. " * 3
 
 
@@ -44,6 +45,8 @@ def main() -> None:
     with _server(args.url) as url, _load(url), chromium.Browser() as browser:
         tab = browser.open(f"{url}/dashboard", max(args.widths))
         time.sleep(args.seconds)
+        for _ in range(ZOOM_OUT):
+            tab.run("document.querySelector('[aria-label=\"Zoom out\"]').click()")
         for theme in args.themes:
             for width in args.widths:
                 tab.look(width, theme, args.height or 900)

@@ -18,7 +18,7 @@ const CHARTS = [
     series: [{ key: "first50", label: "median", colour: "--c1" }, { key: "first99", label: "p99", colour: "--c4" }] },
   { title: "Time between tokens", hint: "Over 10 s, as exact as the histogram's buckets.", format: seconds,
     series: [{ key: "between50", label: "median", colour: "--c1" }, { key: "between99", label: "p99", colour: "--c4" }] },
-  { title: "Requests", hint: "In the engine.", format: count,
+  { title: "Requests", hint: "In the engine.", format: count, least: 2,
     series: [{ key: "running", label: "running", colour: "--c1" }, { key: "waiting", label: "waiting", colour: "--c5" }] },
   { title: "KV pool", hint: "Share of its blocks.", format: percent, most: 100, areas: true,
     series: [{ key: "used", label: "used", colour: "--c1" }, { key: "cached", label: "cached", colour: "--c3" },
@@ -98,10 +98,10 @@ function draw() {
 /** Choose the charts that have something to show, and how many stand side by side. */
 function choose() {
   const adapters = Object.keys(stats?.values.lora_on_device ?? {}).sort();
-  for (const { chart, needs, ofAdapters, otherwise } of charts) {
+  for (const { chart, needs, ofAdapters, otherwise, series } of charts) {
     chart.card.hidden = ofAdapters ? !adapters.length
       : needs !== undefined && !history.points.some((point) => point[needs]);
-    if (otherwise && stats && !stats.values.num_graphs && chart.series !== otherwise) chart.show(otherwise);
+    if (otherwise && stats) chart.show(stats.values.num_graphs ? series : otherwise);
     if (ofAdapters && chart.series.length !== adapters.length) {
       chart.show(adapters.map((name, index) =>
         ({ key: adapterKey(name), label: name, colour: COLOURS[index % COLOURS.length] })));

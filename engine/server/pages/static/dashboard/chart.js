@@ -26,11 +26,12 @@ const ago = (span) => (span < 60 ? `${span} s` : `${span / 60} min`);
 
 /**
  * A chart of some keys of the history's points. `series`: { key, label, colour }, the last one of
- * areas on top. `format` writes a value; `most`: the top of the axis, else the largest value.
+ * areas on top. `format` writes a value; `most`: the top of the axis, else the largest value, and
+ * `least` at least.
  */
 export class Chart {
-  constructor({ title, hint, series, format, most = null, areas = false }) {
-    Object.assign(this, { format, most, areas });
+  constructor({ title, hint, series, format, most = null, least = 0, areas = false }) {
+    Object.assign(this, { format, most, least, areas });
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.legend = element("dl", { class: "legend" });
     this.card = element("section", { class: "card chart" },
@@ -40,7 +41,9 @@ export class Chart {
 
   /** Show other series. */
   show(series) {
+    if (this.series === series) return;
     this.series = series;
+    this.legend.classList.toggle("many", series.length > 4);
     this.values = series.map(() => element("dd"));
     this.legend.replaceChildren(...series.map((one, index) => {
       const key = element("i", { class: "key" });
@@ -62,7 +65,7 @@ export class Chart {
     const { context, width } = prepare(this.canvas, HEIGHT);
     if (!width) return;
     const bottom = HEIGHT - BOTTOM;
-    const largest = this.most ?? niceMost(Math.max(0, ...points.flatMap((point) =>
+    const largest = this.most ?? niceMost(Math.max(this.least, ...points.flatMap((point) =>
       this.series.map((one) => point[one.key] ?? 0))));
     const x = (time) => width - ((now - time) / span) * width;
     const y = (value) => bottom - (value / largest) * (bottom - 8);
