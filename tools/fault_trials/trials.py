@@ -62,6 +62,8 @@ async def deaths(
             restarts = served.metric("engine_restarts_total")
         if restarts != count:
             faults.append(f"{restarts:g} restarts after {count} ends")
+        if not told:
+            raise RuntimeError(f"no request was in flight: {clients.outcomes}")
         if max(told) > limit:
             faults.append(f"a client was told after {max(told):.1f} s")
         last = served.engine()
