@@ -117,16 +117,17 @@ class Supervisor:
             self._adapters.remember(self.client.adapters)
             if time.monotonic() - self._served_since >= self._policy.healthy:
                 in_a_row = 0
-            while not self.client.is_alive:
-                if not self._may_restart(why, in_a_row):
-                    return why
+            while self._may_restart(why, in_a_row):
                 in_a_row += 1
                 try:
                     await self._restart(why, in_a_row)
+                    break
                 except KilnError as error:
                     why = error
                 except Exception as error:
                     why = EngineDeadError(f"the engine cannot be started again: {error!r}")
+            else:
+                return why
 
     def _may_restart(self, why: KilnError, in_a_row: int) -> bool:
         if not self.client.has_served or self._stopping.is_set():

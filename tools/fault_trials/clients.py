@@ -84,7 +84,7 @@ def request_bytes(body: dict[str, Any], path: str = PATH) -> bytes:
     """Return a request as it is sent."""
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

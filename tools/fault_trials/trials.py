@@ -62,6 +62,8 @@ async def deaths(
             restarts = served.metric("engine_restarts_total")
         if restarts != count:
             faults.append(f"{restarts:g} restarts after {count} ends")
+        if not told:
+            raise RuntimeError(f"no request was in flight: {clients.outcomes}")
         if max(told) > limit:
             faults.append(f"a client was told after {max(told):.1f} s")
         last = served.engine()
@@ -198,12 +200,15 @@ async def disconnects(engine: str, count: int, seeds: int, advance: Advance) -> 
             await _leave(served, random.Random(seed), count)
             await _settle(served, faults)
             advance(count)
-        after = held(served.pid)
+        after, left = held(served.pid), served.metric("requests_aborted_total")
+    if left < count * seeds / 4:
+        faults.append(f"only {left:g} clients left while their request was under way")
     if after.descriptors > before.descriptors:
         faults.append(f"{after.descriptors - before.descriptors} descriptors are left")
     return {
         "trial": f"{count} disconnects × {seeds} seeds", "engine": engine, "clients": 50,
-        "requests": count * seeds, "growth_bytes": after.num_bytes - before.num_bytes,
+        "requests": count * seeds, "left_early": left,
+        "growth_bytes": after.num_bytes - before.num_bytes,
         "descriptors": after.descriptors - before.descriptors,
         "threads": after.threads - before.threads, "faults": faults,
     }  # fmt: skip

@@ -122,6 +122,7 @@ def test_a_port_in_use_is_found_before_the_model_loads(kiln, folder):
         (("--shutdown-timeout", -1), ["--shutdown-timeout", "-1"]),
         (("--shutdown-timeout", "nan"), ["--shutdown-timeout", "nan"]),
         (("--timeout-keep-alive", -1), ["--timeout-keep-alive", "-1"]),
+        (("--max-restarts", -1), ["--max-restarts", "-1"]),
         (
             (
                 "--api-key",

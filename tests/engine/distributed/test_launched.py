@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 
 from kiln.cache.env import torchrun_variables
 from kiln.engine.cli import torchrun
+from kiln.engine.cli.commands import serve
 from kiln.engine.config import (
     EngineConfig,
     ModelConfig,
@@ -61,6 +64,17 @@ def test_the_flag_must_agree_with_torchrun(monkeypatch, size):
     config, place = torchrun.with_torchrun(config)
     assert place.rank == 3
     assert config.parallel == ParallelConfig(4, launcher="torchrun")
+
+
+def test_ranks_of_torchrun_are_not_restarted(monkeypatch):
+    """It has started them, and only it can start them again."""
+    config = EngineConfig(ModelConfig("m"))
+    monkeypatch.setattr(torchrun, "launched", lambda: launched(GIVEN))
+    monkeypatch.setattr("kiln.engine.cli.options.find_model", lambda args: (config, None))
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    with pytest.raises(ConfigError, match="--max-restarts 5: torchrun has started"):
+        serve.run(parser.parse_args(["--max-restarts", "5"]))
 
 
 def request(row, count, samples, slot, is_plain, is_late=False):

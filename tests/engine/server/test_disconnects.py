@@ -41,7 +41,7 @@ def _leave_after(ready, client, body):
     """Send a body over a connection of its own, and close that once ``ready`` returns."""
     data = json.dumps(body).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     address = (client.base_url.host, client.base_url.port)
