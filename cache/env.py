@@ -296,6 +296,18 @@ def _user_folder(variable: str, inside_home: str) -> Path | None:
         return None
 
 
+def traces_protocol() -> tuple[str, str]:
+    """Return OpenTelemetry's variable that chooses how traces are sent, and its value.
+
+    It is empty if none is set. Source: the specification of OpenTelemetry's OTLP exporter.
+    """
+    general = "OTEL_EXPORTER_OTLP_PROTOCOL"
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", general):
+        if value := os.environ.get(name, "").strip():
+            return name, value
+    return general, ""
+
+
 def wants_plain_text() -> bool:
     """Whether the user asks for no colours. Source: https://no-color.org."""
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"

@@ -87,6 +87,12 @@ LOGS = group(
         "no line each 10 s of tokens/s, requests and KV pool while requests run",
         switch=True,
     ),
+    Flag(
+        "--otlp-traces-endpoint",
+        "collector of OpenTelemetry for a span of each request, as in http://localhost:4317; "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is grpc, the default, or http/protobuf",
+        metavar="URL",
+    ),
 )
 TLS = group(
     "TLS",

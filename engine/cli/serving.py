@@ -17,6 +17,7 @@ from kiln.engine.cli.origins import read_origins
 from kiln.engine.cli.progress import LoadingDisplay, LoadingLog
 from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.cli.tls_flags import read_tls
+from kiln.engine.cli.tracing_flags import start_tracing
 from kiln.engine.models.model_folder import ModelFiles
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
@@ -70,7 +71,10 @@ def run_server(
                 engine = await beside.enter_async_context(
                     Supervisor(process, spawn, policy, display)
                 )
-                app = create_app(engine, tokenizer, settings)
+                traces = start_tracing(args)
+                if traces is not None:
+                    beside.callback(traces.close)
+                app = create_app(engine, tokenizer, settings, traces)
                 if not args.disable_log_stats:
                     stats = StatsLog(app.state.serving.metrics.tokens, engine.stats)
                     await beside.enter_async_context(repeated(stats.look, STATS_SECONDS))

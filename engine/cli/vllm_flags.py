@@ -73,7 +73,7 @@ _REASONS = {
     "--limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path "
     "--allowed-media-domains": "it serves text only",
     "--enable-prompt-embeds": "prompts are texts or token ids",
-    "--otlp-traces-endpoint": "/metrics has its counts and latencies",
+    "--collect-detailed-traces": "a span has the times of its whole request; leave it out",
     "--enable-sleep-mode": "stop the server to free the device",
     "--config": "write the flags on the command line",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from kiln.engine.server.body_writer import BodyWriter
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.exchange import Tokens, Work, note_error, note_work
+from kiln.engine.server.gen_ai import generation_attributes
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.responses import encode_json
 from kiln.engine.server.sse import EventStream
@@ -48,9 +50,8 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
     A stream starts with the first token, so that an earlier error can still set the HTTP status.
     Raises ApiError for the engine's errors, and ClientDisconnect.
     """
-    note_work(
-        request, Work(generation.served.name, generation.body.user, lambda: _tokens(generation))
-    )
+    tokens, told = partial(_tokens, generation), partial(generation_attributes, generation)
+    note_work(request, Work(generation.served.name, generation.body.user, tokens, told))
     try:
         if not generation.body.stream:
             data = await unless_gone(request.receive, _whole(generation, form))

@@ -37,6 +37,7 @@ from kiln.engine.server.stats import stats_router
 from kiln.engine.server.status import status_router
 from kiln.engine.server.timeline import timeline_router
 from kiln.engine.server.tokenize import DetokenizeRequest, TokenizeRequest, tokenize_router
+from kiln.engine.server.tracing import RequestTraces
 from kiln.engine.text.tokenizer import Tokenizer
 
 # A new route adds its router, and its body for the OpenAPI document.
@@ -61,14 +62,17 @@ _BODIES = (
 
 
 def create_app(
-    engine: Supervisor, tokenizer: Tokenizer | None, settings: ServerSettings
+    engine: Supervisor,
+    tokenizer: Tokenizer | None,
+    settings: ServerSettings,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """Return the application of an engine; its routes share ``app.state.serving``.
 
-    Without a tokenizer it accepts only prompts of token ids.
+    Without a tokenizer it accepts only prompts of token ids. ``traces``: where spans go.
     """
     metrics = Metrics(engine.stats, lambda: engine.client.is_ready, settings.served_model_name)
-    serving = Serving(engine, tokenizer, settings, metrics)
+    serving = Serving(engine, tokenizer, settings, metrics, traces)
     app = _App(
         title="Kiln",
         version=kiln.__version__,
@@ -118,7 +122,7 @@ class _App(FastAPI):
         if settings.allowed_hosts is not None:
             inner = KnownHosts(inner, settings.allowed_hosts, settings.allowed_origins)
         access_log = None if settings.quiet_paths is None else AccessLog(settings.quiet_paths)
-        outer = RequestIds(Outcomes(inner, serving.metrics, access_log))
+        outer = RequestIds(Outcomes(inner, serving.metrics, access_log, serving.traces))
         return RootPath(outer, settings.root_path) if settings.root_path else outer
 
 

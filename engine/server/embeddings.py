@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter
@@ -27,6 +28,7 @@ from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.exchange import Tokens, Work, note_work
 from kiln.engine.server.field_table import model_of
 from kiln.engine.server.fields import CacheSalt, Int, Priority, StrictModel, prompt_field
+from kiln.engine.server.gen_ai import embedding_attributes
 from kiln.engine.server.openapi import describe_body
 from kiln.engine.server.responses import encode_json
 from kiln.engine.server.route_fields import EMBEDDINGS
@@ -109,8 +111,8 @@ def embeddings_router(serving: Serving) -> APIRouter:
         served = serving.require_model(body.model)
         params = body.pooling_params()
         job = EmbeddingJob(require_embedder(info.embedder, params), params)
-        work = Work(served.name, body.user, lambda: Tokens(job.num_tokens, 0))
-        note_work(request, work)
+        told = partial(embedding_attributes, job, body.model, served.name)
+        note_work(request, Work(served.name, body.user, lambda: Tokens(job.num_tokens, 0), told))
         started = time.monotonic()
         try:
             await _read(serving, request, body, served.adapter, job)

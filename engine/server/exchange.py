@@ -35,6 +35,7 @@ class Work:
     model: str
     user: str | None
     tokens: Callable[[], Tokens]
+    attributes: Callable[[], Mapping[str, Any]]
 
 
 @dataclass(slots=True)

@@ -46,6 +46,8 @@ class Generation:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
     cached_tokens: int = 0
+    queue_seconds: float | None = None  # of the first output
+    first_token_seconds: float | None = None
     tokens: TokenStream = field(init=False)  # set by ``start``
     _answers: dict[str, Answer] = field(default_factory=dict)
     _readers: dict[int, ReplyReader] = field(default_factory=dict)
@@ -195,6 +197,9 @@ class Generation:
         else:
             metrics.tokens.first(len(delta.token_ids))
             metrics.time_to_first_token.observe(now - self.started)
+            if self.first_token_seconds is None:
+                self.first_token_seconds = now - self.started
+                self.queue_seconds = output.queue_seconds
             if output.queue_seconds is not None:
                 metrics.queue_time.observe(output.queue_seconds)
             if answer.stream.completion.index % self.params.n == 0:  # once, as in ``usage``

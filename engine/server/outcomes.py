@@ -19,6 +19,7 @@ from kiln.engine.server.access_log import AccessLog
 from kiln.engine.server.body_writer import counted_writer
 from kiln.engine.server.exchange import ABORTED, MAX_PATH, Exchange, printable
 from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.tracing import RequestTraces
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,17 @@ logger = logging.getLogger(__name__)
 class Outcomes:
     """Logs and counts requests that were refused, failed or aborted; or logs all of them."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        access_log: AccessLog | None = None,
+        traces: RequestTraces | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._access_log = access_log
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and report how it ended."""
@@ -56,6 +64,8 @@ class Outcomes:
 
     def _report(self, exchange: Exchange) -> None:
         status = exchange.status
+        if self._traces is not None:
+            self._traces.record(exchange)
         if status == ABORTED:
             self._metrics.requests_aborted.inc()
         elif status >= 400:

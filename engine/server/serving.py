@@ -19,6 +19,7 @@ from kiln.engine.server.grammars import GrammarGuard
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.threads import Threads
+from kiln.engine.server.tracing import RequestTraces
 from kiln.engine.text.replies.choice import ReplyFormats
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -86,6 +87,7 @@ class Serving:
     tokenizer: Tokenizer | None
     settings: ServerSettings
     metrics: Metrics
+    traces: RequestTraces | None = None
     threads: Threads = field(default_factory=Threads)
     grammars: GrammarGuard = field(init=False)
     started: int = field(default_factory=lambda: int(time.time()))

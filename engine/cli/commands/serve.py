@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from kiln.engine.cli.origins import read_origins
     from kiln.engine.cli.tls_flags import read_tls
     from kiln.engine.cli.torchrun import with_torchrun
+    from kiln.engine.cli.tracing_flags import check_tracing
     from kiln.engine.distributed.logs import configure
     from kiln.engine.errors import ConfigError
     from kiln.engine.process.child import EngineProcess
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     read_hosts(args.allowed_hosts, args.host, has_key=key is not None)
     read_root_path(args.root_path)
     read_tls(args)
+    check_tracing(args)
     reply_formats(args)  # names the parsers that are unknown, before the model loads
     config, files = find_model(args)
     config, place = with_torchrun(config)
