@@ -94,7 +94,9 @@ export class Answer {
 
   _calls(running) {
     const { toolCalls } = this._node;
+    const unfolded = [...this._end.querySelectorAll("details")].map((one) => one.open);
     const folds = toolCalls.map((call) => callFold(call, this._actions.results.get(call.id)));
+    folds.forEach((fold, place) => { fold.open = unfolded[place] ?? false; });
     const open = toolCalls.filter((call) => !this._actions.results.has(call.id));
     const mayRespond = !running && open.length && this._actions.respond;
     return mayRespond ? [...folds, responseForm(open, this._actions.respond)] : folds;
