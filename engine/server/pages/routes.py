@@ -6,11 +6,13 @@ and sends it with each request of its own.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 _FOLDER = Path(__file__).parent
@@ -44,17 +46,23 @@ def pages_router(*, needs_key: bool) -> APIRouter:
     return router
 
 
-def _show(file: Path, needs_key: bool) -> Callable[[], Awaitable[Response]]:
+def _show(file: Path, needs_key: bool) -> Callable[[Request], Awaitable[Response]]:
     body, kind = file.read_bytes(), _TYPES[file.suffix]
     if needs_key and file.suffix == ".html":
         body = body.replace(b"<html ", b"<html data-needs-key ", 1)
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {
         "Content-Type": kind,
+        "ETag": tag,
         "Content-Security-Policy": _POLICY,
         "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
     }
 
-    async def show() -> Response:
+    async def show(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
         return Response(body, headers=headers)
 
     return show

@@ -198,5 +198,6 @@ def test_a_language_model_refuses_embeddings_by_name(server):
 def test_its_other_routes_work(embedding):
     (model,) = embedding.get("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny-embedding", 128)
+    assert model["task"] == "embed"
     assert embedding.post("/tokenize", json={"prompt": "hi"}).status_code == 200
     assert "/v1/embeddings" in embedding.get("/openapi.json").json()["paths"]

@@ -29,6 +29,15 @@ def test_models_are_listed_under_each_name(opened):
         assert card == opened.get(f"/v1/models/{card['id']}").json()
         assert (card["root"], card["parent"], card["max_model_len"]) == ("first", None, 128)
         assert card["permission"] == []
+        assert card["task"] == "generate"
+        # of the folder's generation_config.json
+        assert card["default_sampling_params"] == {
+            "temperature": 0.5,
+            "top_p": 1.0,
+            "top_k": 50,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        }
 
 
 def test_an_adapter_is_requested_alone_or_behind_any_name_of_the_model():

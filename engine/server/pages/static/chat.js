@@ -19,6 +19,7 @@ class Chat {
   constructor() {
     this._talk = newConversation();
     this._running = null; // the AbortController of the answer that grows
+    this._deleted = new WeakSet(); // conversations
     this._settings = new Settings();
     this._server = null; // its state, as of the header
     const look = () => this._server && this._showState(this._server);
@@ -88,6 +89,7 @@ class Chat {
   }
 
   async _keep(talk) {
+    if (this._deleted.has(talk)) return; // its answer ended after that
     try {
       await store.save(talk);
     } catch (error) {
@@ -103,7 +105,7 @@ class Chat {
     const nodes = path(this._talk);
     const results = new Map(nodes.filter((one) => one.role === "tool").map((one) => [one.callId, one.content]));
     this._turns = nodes.filter((one) => one.role !== "tool").map((node) => this._turn(node, results));
-    const shown = this._turns.length ? this._turns.map((turn) => turn.root) : [welcome((idea) => this.send(idea))];
+    const shown = this._turns.length ? this._turns.map((turn) => turn.root) : [welcome((idea) => this._offer(idea))];
     byId("talk").replaceChildren(...shown);
     document.title = `${this._talk.title || "Chat"} · Kiln`;
     byId("save").hidden = !nodes.length;
@@ -156,14 +158,16 @@ class Chat {
   }
 
   _gone(id) {
-    if (id === null || id === this._talk.id) this.fresh();
-    else this._sidebar.refresh(this._talk.id);
+    if (id === null || id === this._talk.id) {
+      this._deleted.add(this._talk);
+      this.fresh();
+    } else this._sidebar.refresh(this._talk.id);
   }
 
   /** Another tab has changed a conversation: read it again, unless an answer grows here. */
   async _changedElsewhere(id) {
-    const newer = id === this._talk.id && !this._running ? await store.get(id) : null;
-    if (newer && newer.revision > this._talk.revision) {
+    const newer = id === this._talk.id ? await store.get(id) : null;
+    if (newer && !this._running && newer.id === this._talk.id && newer.revision > this._talk.revision) {
       this._talk = newer;
       this._show();
     } else this._sidebar.refresh(this._talk.id);
@@ -173,8 +177,10 @@ class Chat {
   async _showState(server) {
     this._server = server;
     const { state, message } = server;
-    const wrong = state === "ready" ? await this._whyNot() : `${message}. This page goes on by itself.`;
+    const wrong = state === "ready" ? await this._whyNot() : `${capital(message)}. This page goes on by itself.`;
+    if (server !== this._server) return; // it has changed meanwhile
     byId("state").textContent = wrong ?? "";
+    document.body.classList.toggle("no-chat", !this._models.canChat);
     this._isReady = wrong === null;
     this._showButton();
   }
@@ -210,6 +216,13 @@ class Chat {
     }
   }
 
+  /** Put an idea into the field, and send it if the server is ready. */
+  _offer(idea) {
+    byId("input").value = idea;
+    this._fit();
+    this._submit();
+  }
+
   _fit() {
     const input = byId("input");
     input.style.height = "auto";
@@ -241,6 +254,8 @@ class Chat {
     window.addEventListener("hashchange", () => this.open(location.hash.slice(1)));
   }
 }
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 function welcome(ask) {
   return element("div", { id: "welcome" }, icon("flame"), element("h1", {}, "Say something"),

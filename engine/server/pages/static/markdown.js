@@ -115,6 +115,6 @@ function link(href) {
 function image(source, text) {
   if (SAFE_IMAGE.test(source)) return element("img", { src: source, alt: text });
   const shown = link(source);
-  shown.append(`🖼 ${text || source}`);
+  shown.append(`Image: ${text || source}`);
   return shown;
 }

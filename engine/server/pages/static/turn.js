@@ -94,7 +94,9 @@ export class Answer {
 
   _calls(running) {
     const { toolCalls } = this._node;
+    const unfolded = [...this._end.querySelectorAll("details")].map((one) => one.open);
     const folds = toolCalls.map((call) => callFold(call, this._actions.results.get(call.id)));
+    folds.forEach((fold, place) => { fold.open = unfolded[place] ?? false; });
     const open = toolCalls.filter((call) => !this._actions.results.has(call.id));
     const mayRespond = !running && open.length && this._actions.respond;
     return mayRespond ? [...folds, responseForm(open, this._actions.respond)] : folds;
@@ -112,7 +114,7 @@ export class Answer {
       (node.content || node.toolCalls.length > 0) && copyButton(copied, "Copy the answer"),
       !node.error && iconButton("retry", "Answer again", this._actions.retry),
       node.logprobs.length > 0 && this._toggle(),
-      element("span", { class: "note" }, summary(node))));
+      (node.usage || !node.error) && element("span", { class: "note" }, summary(node))));
     return parts;
   }
 
@@ -188,5 +190,5 @@ function summary({ usage, ms, firstMs, finish, stopped, model }) {
   if (tokens > 1 && ms > firstMs) parts.push(`${Math.round((tokens - 1) / ((ms - firstMs) / 1000)).toLocaleString("en")} tokens/s`);
   if (finish === "length") parts.push("cut at the limit");
   if (stopped) parts.push("stopped");
-  return parts.join(" · ");
+  return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · "); // a line breaks between parts
 }

@@ -9,6 +9,8 @@ import pytest
 from page_engine import Speaker
 from writing_engine import app_of, serving, tokenizer_with_tools
 
+from kiln.engine.text.tokenizer import Tokenizer
+
 WIDTHS = (375, 1024, 1440)
 
 
@@ -84,16 +86,27 @@ class Chat:
         self.tab.click("#settings menu .main")
 
 
+@pytest.fixture(scope="session")
+def tab(browser):
+    """One tab for many tests: each server has a port, and so storage, of its own."""
+    return browser.open("about:blank")
+
+
 @pytest.fixture
-def chat(browser, model_folder):
+def chat(tab, model_folder):
     """Open the chat of an engine that answers so: ``chat({question: answer}) -> Chat``."""
-    tokenizer = tokenizer_with_tools(model_folder)
     with ExitStack() as stack:
 
-        def start(answers, width=1024, unready="", **settings):
+        def start(answers, width=1024, unready="", template=True, **settings):
+            tokenizer = tokenizer_with_tools(model_folder)
+            if not template:
+                tokenizer = Tokenizer(tokenizer.backend, eos_ids=tokenizer.eos_token_ids)
             engine = Speaker(tokenizer, answers)
             engine.unready = unready
             url = stack.enter_context(serving(app_of(engine, tokenizer, **settings)))
-            return Chat(browser.open(url, width), engine, url)
+            tab.look(width)
+            tab.go(url)
+            tab.problems.clear()
+            return Chat(tab, engine, url)
 
         yield start

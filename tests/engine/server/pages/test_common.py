@@ -6,7 +6,7 @@ from writing_engine import Scribe, app_of, serving
 from kiln.engine.server.pages import routes
 
 KEY = "s3cret-ключ"
-PAGES = sorted(path for path in routes.FILES if not path.startswith("/static/") and path != "/")
+PAGES = sorted(path for path in routes.FILES if not path.startswith("/static/"))
 IS_READY = "document.querySelector('#top .dot.ready') !== null"
 
 
@@ -30,6 +30,15 @@ def _enter(tab, key, remember=False):
     tab.click("#key-dialog .main")
 
 
+def _without_name(tab):
+    """Return what a screen reader finds on a page and cannot name."""
+    roles = {"button", "textbox", "combobox", "link", "checkbox", "spinbutton", "dialog", "image"}
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    found = [one for one in nodes if not one["ignored"] and one["role"]["value"] in roles]
+    assert len(found) > 5
+    return [one for one in found if not one["name"]["value"]]
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_has_reachable_links_and_no_error(browser, unguarded, fits, path):
     tab = browser.open(unguarded + path, 375)
@@ -37,6 +46,7 @@ def test_every_page_has_reachable_links_and_no_error(browser, unguarded, fits, p
     hrefs = tab.run("[...document.querySelectorAll('#top nav a')].map((one) => one.href)")
     assert hrefs == [f"{unguarded}/{name}" for name in ("", "dashboard", "docs", "metrics")]
     fits(tab, f"page{path.replace('/', '-')}")
+    assert _without_name(tab) == []
     assert tab.problems == []
 
 

@@ -48,7 +48,8 @@ def test_libraries_are_the_published_files_and_have_their_licences():
 
 
 def test_own_scripts_have_one_idea_each_and_no_text_becomes_html():
-    for path in [*FOLDER.glob("*.html"), *(FOLDER / "static").glob("*.*")]:
+    files = [*FOLDER.glob("*.html"), *(FOLDER / "static").rglob("*.*")]
+    for path in (one for one in files if VENDOR not in one.parents):
         text = path.read_text(encoding="utf-8")
         assert text.count("\n") <= _OWN_LINES, path.name
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(", text), (
@@ -63,3 +64,10 @@ def test_every_file_of_the_pages_is_served():
     served = set(routes.FILES.values())
     files = {path for path in FOLDER.rglob("*.*") if path.suffix in (".html", ".js", ".css")}
     assert files == served
+
+
+def test_a_file_that_a_browser_has_is_not_sent_again(server):
+    first = server.get("/static/chat.js")
+    again = server.get("/static/chat.js", headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    assert server.get("/", headers={"If-None-Match": first.headers["ETag"]}).status_code == 200

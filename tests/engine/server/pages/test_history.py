@@ -1,5 +1,6 @@
 """The conversations that the browser keeps."""
 
+import pytest
 from page_engine import HANGS
 
 
@@ -34,6 +35,20 @@ def test_conversations_survive_a_reload_and_are_deleted_one_by_one_or_all(chat, 
     assert tab.problems == []
 
 
+def test_a_conversation_that_is_deleted_while_its_answer_grows_does_not_come_back(chat):
+    page = chat({"q": "part" + HANGS})
+    page.ask("q", ends=False)
+    page.tab.until("document.querySelectorAll('#sidebar .title').length === 1")
+    page.tab.click("#sidebar [aria-label^=Delete]")
+    page.tab.click("dialog[open] .main")
+    page.tab.until("document.querySelector('#welcome') !== null")
+    page.tab.run("new Promise((done) => setTimeout(done, 300))")
+    assert _titles(page.tab) == []
+    kept = 'import("/static/store.js").then((store) => store.titles()).then((all) => all.length)'
+    assert page.tab.run(kept) == 0
+
+
+@pytest.mark.deep
 def test_two_tabs_do_not_destroy_each_others_conversations(chat, browser):
     page = chat({"begin": "begun", "left": "in the first", "right": "in the second" + HANGS})
     page.ask("begin")
@@ -72,12 +87,13 @@ def test_all_conversations_and_one_as_markdown_are_exported(chat):
     assert page.tab.run("JSON.parse(saved[1])[0].title") == "q"
 
 
-def test_without_a_history_the_page_says_so_and_works(chat):
+@pytest.mark.deep
+def test_without_a_history_the_page_says_so_and_works(chat, browser):
     page = chat({"q": "a"})
     script = "Object.defineProperty(window, 'indexedDB', { value: { open() { const r = {};"
     script += "setTimeout(() => r.onerror()); return r; } } })"
+    page.tab = browser.open("about:blank")
     page.tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-    page.tab.go(f"{page.url}/docs")
     page.tab.go(page.url)
     page.tab.until("document.getElementById('sidebar').innerText.includes('keeps no history')")
     page.ask("q")

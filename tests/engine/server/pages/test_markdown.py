@@ -4,6 +4,7 @@ import json
 
 import pytest
 from depth import at_depth
+from writing_engine import Scribe, app_of, serving
 
 HOSTILE = r"""
 <script>hacked = 1</script>
@@ -89,32 +90,30 @@ COMPARE = """(async () => {
 
 
 @pytest.fixture(scope="module")
-def tab(browser, tokenizer):
-    from writing_engine import Scribe, app_of, serving
-
+def page(tab, tokenizer):
     with serving(app_of(Scribe(tokenizer, "yes"), tokenizer)) as url:
-        tab = browser.open(url)
+        tab.go(url)
         tab.until("document.querySelector('.dot.ready')")
         yield tab
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_text_that_grows_looks_as_if_it_came_at_once(tab, name):
+def test_a_text_that_grows_looks_as_if_it_came_at_once(page, name):
     for language in ("python", "xml"):  # so that colours are there from the first moment
         block = json.dumps(f"```{language}\nx\n```")
-        tab.run(
+        page.run(
             f"""import("/static/markdown.js").then(({{ MarkdownView }}) => {{
             const view = new MarkdownView(); view.show({block}); document.body.append(view.root);
             globalThis.probe = view.root; }})"""
         )
-        tab.until("probe.querySelector('code').innerText === 'x'")
-    tab.run("new Promise((done) => setTimeout(done, 100))")
-    wrong, whole = tab.run(COMPARE % (json.dumps(SAMPLES[name]), at_depth(6, 200)))
+        page.until("probe.querySelector('code').innerText === 'x'")
+    page.run("new Promise((done) => setTimeout(done, 100))")
+    wrong, whole = page.run(COMPARE % (json.dumps(SAMPLES[name]), at_depth(6, 200)))
     assert wrong == []
     assert "undefined" not in whole
 
 
-def test_a_long_answer_is_read_only_once(tab):
+def test_a_long_answer_is_read_only_once(page):
     """All but the last block of a text stays as it is, however long the text grows."""
     script = """(async () => {
       const { MarkdownView } = await import("/static/markdown.js");
@@ -127,4 +126,35 @@ def test_a_long_answer_is_read_only_once(tab):
       }
       return [new Set(kept.slice(1)).size, view.root.childElementCount];
     })()"""
-    assert tab.run(script) == [1, 400]
+    assert page.run(script) == [1, 400]
+
+
+def test_the_view_follows_a_growing_answer_only_while_its_end_is_in_view(page):
+    script = """(async () => {
+      const { Viewport } = await import("/static/viewport.js");
+      const [box, button] = [document.createElement("div"), document.createElement("button")];
+      box.style.height = "100px";
+      box.style.overflow = "auto";
+      document.body.append(box);
+      const view = new Viewport(box, button);
+      const grow = () => {
+        const line = document.createElement("div");
+        line.style.height = "90px";
+        box.append(line);
+      };
+      const frame = () => new Promise(requestAnimationFrame);
+      const frames = async () => { for (let i = 0; i < 4; i++) await frame(); };
+      const seen = [];
+      for (const at of [null, null, 20, null]) {
+        if (at !== null) box.scrollTop = at;
+        await frames();
+        view.paint(grow);
+        await frames();
+        seen.push([box.scrollTop, button.hidden]);
+      }
+      view.toEnd();
+      seen.push([box.scrollTop, button.hidden]);
+      box.remove();
+      return seen;
+    })()"""
+    assert page.run(script) == [[0, True], [80, True], [20, False], [20, False], [260, True]]
