@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -174,7 +175,18 @@ def _measure_servers(
                 load, shown, api_key=key, is_chat=args.backend == "openai-chat"
             )
 
-    return measure_all(makers, measure, say)
+    with _ended_by_sigterm():
+        return measure_all(makers, measure, say)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Stop the servers before SIGTERM ends the process, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -203,7 +215,7 @@ def _in_process(args: argparse.Namespace, config: EngineConfig, load: Load) -> l
     at_a_time = point.arrivals.concurrency or CONCURRENCY
     # All requests are submitted at once.
     limits = replace(config.scheduler, max_num_seqs=at_a_time, max_waiting=sys.maxsize)
-    samples = load.dataset.draw(point.num_prompts, load.seed)
+    samples = load.samples(0)
     prompts = [one.prompt for one in samples if isinstance(one.prompt, list)]
     lengths = [one.output_tokens for one in samples]
     config = replace(config, scheduler=limits)
