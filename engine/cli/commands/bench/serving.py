@@ -235,7 +235,7 @@ def _finish(args: argparse.Namespace, name: str, load: Load, measured: Measured)
         "dataset": str(load.dataset),
         "path": "/v1/chat/completions" if chat else "/v1/completions",
         "num_prompts": [point.num_prompts for point in load.points],
-        "burstiness": args.burstiness,
+        "burstiness": args.burstiness if math.isfinite(args.burstiness) else "inf",
         "seed": load.seed,
         "percentiles": load.percentiles,
         "goals": load.goals,
