@@ -55,7 +55,7 @@ def test_a_curve_beside_vllm_has_both_engines_at_every_point(kiln, tmp_path, ser
     assert seconds == 77
     assert vllm == (sys.executable, 77)
     assert flags[0].endswith("/qwen3-0.6b")
-    assert flags[-2:] == ["--load-format", "dummy"]
+    assert flags[1:] == ["--max-restarts", "0", "--load-format", "dummy"]
     report = json.loads((tmp_path / "serving-prefix-qwen3-0.6b-cpu.json").read_text())
     assert [(row["engine"], row["max_concurrency"]) for row in report["rows"]] == [
         ("kiln", 1), ("kiln", 4), ("vllm", 1), ("vllm", 4),

@@ -199,7 +199,8 @@ def _kiln(
     if args.url is not None:
         yield server_url(args.url), None
         return
-    flags = [config.model.model, *flags_of(args, ENGINE)]
+    # A server that ends must not serve the rest of the load from an engine that is new.
+    flags = [config.model.model, *flags_of(args, ENGINE), "--max-restarts", "0"]
     if args.load_format is None:
         flags += ["--load-format", config.model.load_format]
     with local_server(flags, args.ready_check_timeout_sec, log=log.file) as (url, process):
