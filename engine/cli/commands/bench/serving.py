@@ -1,8 +1,7 @@
 """Throughput and latencies of a server under load, at one or several rates or concurrencies.
 
 Requests are streamed and greedy, and have exactly as many output tokens as the data set says. The
-load, its data sets and its statistics have the names of vLLM's bench serve. With --baseline vllm,
-the same requests then go to vLLM's own server, which --baseline-python runs.
+flags of the load are those of vLLM's bench serve.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         choices=("none", "transformers", "vllm"),
         default="none",
-        help="then send the same requests to vLLM's server, with the same dtypes and limits; or "
-        "run them through transformers' generate in this process",
+        help="then send the same requests to vLLM's server, or run them through transformers' "
+        "generate in this process",
     )
     other.add_argument(
         "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"
