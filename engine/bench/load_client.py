@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ _EVENT = b"\ndata: {"
 _END = b"\ndata: [DONE]"
 _KEPT = 2048  # bytes of the end of a response, which has its usage or its error
 _BUFFER = 1 << 16
-_PATIENCE = 600.0  # seconds until a request without an end has failed
+_PATIENCE = 6 * 3600.0  # seconds until a request without an end has failed, as in vLLM's benchmark
+_OTHER_FILES = 64  # that this process has open
 _SHOWN = 300  # characters of a server's error
 
 
@@ -72,7 +74,16 @@ def run_load(
     """
     parts = urlsplit(target.url)
     requests = [_request(parts, target, body) for body in bodies]
+    _allow_files(_OTHER_FILES + min(arrivals.concurrency or len(bodies), len(bodies)))
     return asyncio.run(_run(parts, target, requests, arrivals, advance))
+
+
+def _allow_files(count: int) -> None:
+    """Raise the limit of open files, of which each connection is one, as far as is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 async def _run(

@@ -47,6 +47,17 @@ class Load:
     goals: Mapping[str, float] = field(default_factory=dict)
     text_of: Callable[[list[int]], str] | None = None
 
+    def samples(self, index: int) -> list[Sample]:
+        """Return the requests of a point; those of the warm-up for index -1."""
+        seeds = random.Random(self.seed)
+        seed = [seeds.randrange(1 << 32) for _ in range(index + 2)][-1]
+        if index >= 0:
+            return self.dataset.draw(self.points[index].num_prompts, seed)
+        drawn = self.dataset.draw(min(_WARM_UP_STREAMS, self.points[0].num_prompts), seed)
+        return [
+            replace(one, output_tokens=min(_WARM_UP_TOKENS, one.output_tokens)) for one in drawn
+        ]
+
     def bodies(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """Return greedy requests with exactly as many output tokens as their samples have."""
         fixed = {"temperature": 0, "ignore_eos": True}
@@ -81,10 +92,9 @@ def measure(name: str, target: Target, load: Load, shown: Shown | None = None) -
     Failed requests are counted in the row. Raises LoadError if all requests of the warm-up fail.
     """
     shown = shown or Shown()
-    seeds = random.Random(load.seed)
-    _warm_up(name, target, load, shown, seeds.randrange(1 << 32))
-    for point in load.points:
-        samples = load.dataset.draw(point.num_prompts, seeds.randrange(1 << 32))
+    _warm_up(name, target, load, shown)
+    for index, point in enumerate(load.points):
+        samples = load.samples(index)
         shown.begin(f"{name}: {point.arrivals}", len(samples))
         seconds, answers = run_load(target, load.bodies(samples), point.arrivals, shown.advance)
         for sample, answer in zip(samples, answers, strict=True):
@@ -100,15 +110,10 @@ def measure(name: str, target: Target, load: Load, shown: Shown | None = None) -
         }
 
 
-def _warm_up(name: str, target: Target, load: Load, shown: Shown, seed: int) -> None:
-    count = min(_WARM_UP_STREAMS, load.points[0].num_prompts)
-    shown.begin(f"{name}: warm-up", count)
-    samples = [
-        replace(one, output_tokens=min(_WARM_UP_TOKENS, one.output_tokens))
-        for one in load.dataset.draw(count, seed)
-    ]
-    bodies = load.bodies(samples)
-    _, answers = run_load(target, bodies, Arrivals(count), shown.advance)
+def _warm_up(name: str, target: Target, load: Load, shown: Shown) -> None:
+    bodies = load.bodies(load.samples(-1))
+    shown.begin(f"{name}: warm-up", len(bodies))
+    _, answers = run_load(target, bodies, Arrivals(len(bodies)), shown.advance)
     if all(answer.error for answer in answers):
         raise LoadError(f"{name}, {target.url}: every request failed: {answers[0].error}")
 

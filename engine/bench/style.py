@@ -117,6 +117,7 @@ def label_points(
 
     A text that would be over one of ``there`` is left out; those that are written are added.
     """
+    axes.autoscale_view()  # the limits are known from here on
     wide, high = axes.figure.get_size_inches()
     box = axes.get_position()
     for x, y, text in points:

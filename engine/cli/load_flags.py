@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln.engine.cli.numbers import above_zero, count, counts, goals, percentiles, rates, share
+from kiln.engine.cli.parser import KilnParser
 from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kiln.engine.text.tokenizer import Tokenizer
 
 CONCURRENCY = 16
+_DATASETS = "data sets"  # title in --help
 _ALIASES = {"prefix": "prefix_repetition"}
 
 
@@ -57,19 +59,27 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         type=above_zero,
         default=1.0,
         metavar="B",
-        help="shape of the gamma distribution of the times between requests: below 1 bursts, "
-        "above 1 even times; default 1, a Poisson process",
+        help="gamma shape of the times between requests; below 1: bursts; default 1, a Poisson "
+        "process",
     )
-    _add_datasets(parser.add_argument_group("data set"))
-    shown = parser.add_argument_group("statistics")
-    shown.add_argument(
+    load.add_argument(
+        "--dataset-name",
+        choices=("random", "sharegpt", "prefix_repetition", *_ALIASES),
+        default="random",
+        help="what requests hold; prefix: prefix_repetition; default random",
+    )
+    load.add_argument("--dataset-path", type=Path, metavar="FILE", help="of sharegpt: its JSON")
+    load.add_argument(
         "--metric-percentiles", type=percentiles, default=(99.0,), metavar="LIST",
         help="percentiles of every latency; default 99",
     )  # fmt: skip
-    shown.add_argument(
+    load.add_argument(
         "--goodput", type=goals, metavar="LIST",
         help="count requests that meet all of these, in ms, such as ttft:500,tpot:50,e2el:9000",
     )  # fmt: skip
+    if isinstance(parser, KilnParser):
+        parser.folded[_DATASETS] = ""
+    _add_lengths(parser.add_argument_group(_DATASETS))
 
 
 def _count_or_none(text: str) -> int:
@@ -80,13 +90,7 @@ def _num_prompts(text: str) -> tuple[int, ...]:
     return tuple(count(part.strip()) for part in text.split(","))
 
 
-def _add_datasets(data: argparse._ArgumentGroup) -> None:
-    names = ("random", "sharegpt", "prefix_repetition", *_ALIASES)
-    data.add_argument(
-        "--dataset-name", choices=names, default="random", help="what the requests hold; prefix "
-        "is short for prefix_repetition; default random",
-    )  # fmt: skip
-    data.add_argument("--dataset-path", type=Path, metavar="FILE", help="of sharegpt: its JSON")
+def _add_lengths(data: argparse._ArgumentGroup) -> None:
     numbers = {
         "random-input-len": (1024, "tokens of a prompt, without the prefix"),
         "random-output-len": (128, "tokens of an answer"),

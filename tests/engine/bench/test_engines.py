@@ -301,7 +301,7 @@ def test_without_vllm_or_its_gpu_the_error_says_so(python, tmp_path):
 def test_engines_without_a_server_have_a_row_each(monkeypatch):
     monkeypatch.setattr(in_process, "fastest_threads", lambda trial: trial() and 7)
     small = replace(config(load_format="dummy"), scheduler=SchedulerConfig(max_num_seqs=2))
-    rows = in_process.measure(small, PROMPTS, 3, lambda text: None, kiln=True)
+    rows = in_process.measure(small, PROMPTS, [3, 2, 4], lambda text: None, kiln=True)
     assert [row["engine"] for row in rows] == [
         "transformers, static batches of 1, in process",
         "transformers, static batches of 2, in process",
@@ -311,5 +311,5 @@ def test_engines_without_a_server_have_a_row_each(monkeypatch):
         assert (row["threads"], row["requests"]) == (7, 3)
         assert (row["prompt_tokens"], row["output_tokens"]) == (17, 9)
         assert row["output_tokens_per_s"] == pytest.approx(9 / row["seconds"])
-    with_server = in_process.measure(small, PROMPTS[:1], 2, lambda text: None, kiln=False)
+    with_server = in_process.measure(small, PROMPTS[:1], [2], lambda text: None, kiln=False)
     assert [row["engine"] for row in with_server] == [row["engine"] for row in rows[:2]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import resource
 import statistics
 
 import pytest
@@ -84,6 +85,17 @@ def test_no_more_requests_than_the_limit_are_under_way(server):
     marks = sorted(mark for one in answers for mark in ((one.started, 1), (one.events[-1], -1)))
     under_way = list(itertools.accumulate(step for _, step in marks))
     assert max(under_way) <= 3
+
+
+def test_a_connection_for_each_request_is_allowed(server):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, limits[1]))
+        _, answers = run_load(Target(server.url), [body(0)] * 100, Arrivals(None))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 164
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(answers) == 100
 
 
 def test_arrivals_are_random_and_have_the_rate():

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import signal
+import socket
+import subprocess
 import sys
 from contextlib import contextmanager
 
@@ -13,6 +17,7 @@ from openai_stub import stub_server
 from kiln.engine.bench import vllm_engine, vllm_server
 from kiln.engine.cli import local_server
 from kiln.engine.cli.measuring import load_display
+from kiln.engine.distributed.command import module_command
 
 KEY = "s3cret"
 SHORT = ("--random-input-len", 8, "--random-output-len", 3)
@@ -50,7 +55,7 @@ def test_a_curve_beside_vllm_has_both_engines_at_every_point(kiln, tmp_path, ser
     assert seconds == 77
     assert vllm == (sys.executable, 77)
     assert flags[0].endswith("/qwen3-0.6b")
-    assert flags[-2:] == ["--load-format", "dummy"]
+    assert flags[1:] == ["--max-restarts", "0", "--load-format", "dummy"]
     report = json.loads((tmp_path / "serving-prefix-qwen3-0.6b-cpu.json").read_text())
     assert [(row["engine"], row["max_concurrency"]) for row in report["rows"]] == [
         ("kiln", 1), ("kiln", 4), ("vllm", 1), ("vllm", 4),
@@ -149,3 +154,22 @@ def test_a_terminal_shows_a_bar_and_a_file_a_line(monkeypatch):
     assert "kiln: 4 at a time" in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
     assert file.getvalue() == "kiln: 1 at a time: 3 requests\nkiln: 4 at a time: 3 requests\n"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_too(number):
+    command = [*module_command("kiln.engine.cli.main"), "bench", "serving", "--device", "cpu"]
+    with subprocess.Popen(
+        [*command, "--num-prompts", "100000", *map(str, SHORT)], stderr=subprocess.PIPE, text=True
+    ) as bench:
+        said = ""
+        while "1 at a time" not in said and "16 at a time" not in said:
+            line = bench.stderr.readline()
+            assert line, said
+            said += line
+        bench.send_signal(number)
+        assert bench.wait(60) != 0
+    host, port = re.search(r"http://([\d.]+):(\d+)", said).groups()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), 5)

@@ -1,14 +1,14 @@
 """Throughput and latencies of a server under load, at one or several rates or concurrencies.
 
 Requests are streamed and greedy, and have exactly as many output tokens as the data set says. The
-load, its data sets and its statistics have the names of vLLM's bench serve. With --baseline vllm,
-the same requests then go to vLLM's own server, which --baseline-python runs.
+flags of the load are those of vLLM's bench serve.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         choices=("none", "transformers", "vllm"),
         default="none",
-        help="then send the same requests to vLLM's server, with the same dtypes and limits; or "
-        "run them through transformers' generate in this process",
+        help="then send the same requests to vLLM's server, or run them through transformers' "
+        "generate in this process",
     )
     other.add_argument(
         "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"
@@ -174,7 +174,18 @@ def _measure_servers(
                 load, shown, api_key=key, is_chat=args.backend == "openai-chat"
             )
 
-    return measure_all(makers, measure, say)
+    with _ended_by_sigterm():
+        return measure_all(makers, measure, say)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Stop the servers before SIGTERM ends the process, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -187,7 +198,8 @@ def _kiln(
     if args.url is not None:
         yield server_url(args.url), None
         return
-    flags = [config.model.model, *flags_of(args, ENGINE)]
+    # A server that ends must not serve the rest of the load from an engine that is new.
+    flags = [config.model.model, *flags_of(args, ENGINE), "--max-restarts", "0"]
     if args.load_format is None:
         flags += ["--load-format", config.model.load_format]
     with local_server(flags, args.ready_check_timeout_sec, log=log.file) as (url, process):
@@ -203,7 +215,7 @@ def _in_process(args: argparse.Namespace, config: EngineConfig, load: Load) -> l
     at_a_time = point.arrivals.concurrency or CONCURRENCY
     # All requests are submitted at once.
     limits = replace(config.scheduler, max_num_seqs=at_a_time, max_waiting=sys.maxsize)
-    samples = load.dataset.draw(point.num_prompts, load.seed)
+    samples = load.samples(0)
     prompts = [one.prompt for one in samples if isinstance(one.prompt, list)]
     lengths = [one.output_tokens for one in samples]
     config = replace(config, scheduler=limits)
@@ -223,7 +235,7 @@ def _finish(args: argparse.Namespace, name: str, load: Load, measured: Measured)
         "dataset": str(load.dataset),
         "path": "/v1/chat/completions" if chat else "/v1/completions",
         "num_prompts": [point.num_prompts for point in load.points],
-        "burstiness": args.burstiness,
+        "burstiness": args.burstiness if math.isfinite(args.burstiness) else "inf",
         "seed": load.seed,
         "percentiles": load.percentiles,
         "goals": load.goals,
