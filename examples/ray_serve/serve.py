@@ -25,6 +25,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], argparse.
     add = parser.add_argument
     add("--replicas", type=int, default=2, metavar="N", help="default 2")
     add(
+        "--max-replicas",
+        type=int,
+        metavar="N",
+        help="start up to N replicas while they have over half of --max-ongoing-requests on "
+        "average, and stop them later; default: no more than --replicas",
+    )
+    add(
         "--tp", "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs of a replica"
     )
     add("--cpus", type=float, default=1, metavar="N", help="CPU cores of a replica; default 1")
@@ -41,6 +48,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], argparse.
         "that would go to it for its adapter or prompt go elsewhere; default 8",
     )
     own, passed = parser.parse_known_args(argv)
+    own.max_replicas = own.replicas if own.max_replicas is None else own.max_replicas
     if own.tp > 1:
         passed += ["--tp", str(own.tp)]
     kiln = argparse.ArgumentParser(prog="kiln serve", allow_abbrev=False)
@@ -53,6 +61,8 @@ def check(own: argparse.Namespace, kiln: argparse.Namespace) -> None:
     for name in ("replicas", "tp", "max_ongoing_requests"):
         if getattr(own, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(own, name)}: must be 1 or more")
+    if own.max_replicas < own.replicas:
+        raise ConfigError(f"--max-replicas {own.max_replicas}: --replicas has more")
     if own.spill_above < 0:
         raise ConfigError(f"--spill-above {own.spill_above}: must be 0 or more requests")
     if kiln.lora_root is not None:
