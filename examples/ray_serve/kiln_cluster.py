@@ -88,7 +88,7 @@ def deploy(
         logging_config=_LOGS,
     )
     replicas = replica.bind(arguments, os.getcwd())
-    fronts = front.bind(replicas, served_names, settings.host, settings.port)
+    fronts = front.bind(replicas, served_names, settings.hosts, settings.host, settings.port)
     serve.run(fronts, name=APPLICATION, route_prefix=None)
     return _deployed_at()
 

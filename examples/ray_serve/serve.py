@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from kiln.engine.cli.commands import serve as kiln_serve
+from kiln.engine.cli.hosts import read_hosts
 from kiln.engine.cli.listen import is_loopback, open_listener
 from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.errors import ConfigError
@@ -70,6 +71,11 @@ def check(own: argparse.Namespace, kiln: argparse.Namespace) -> None:
             f"--lora-root {kiln.lora_root}: a replica that starts later would not have the "
             "adapters that clients load; name all of them with --lora-modules"
         )
+    if kiln.ssl_certfile is not None:
+        raise ConfigError(
+            f"--ssl-certfile {kiln.ssl_certfile}: the front does not serve HTTPS; put a proxy in "
+            "front of it"
+        )
     is_open = kiln.api_key is None and kiln.api_key_file is None
     if is_open and not is_loopback(own.host) and not kiln.allow_unauthenticated:
         raise ConfigError(
@@ -87,6 +93,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         own, passed, kiln = parse(argv)
         check(own, kiln)
+        has_key = kiln.api_key is not None or kiln.api_key_file is not None
+        own.hosts = read_hosts(kiln.allowed_hosts, own.host, has_key=has_key)
         most_adapters = kiln.max_loras or max(1, len(lora_modules(kiln)))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
