@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +49,7 @@ def main() -> None:
         [one.record() for one in trials],
         load={"clients": args.clients, "requests": args.requests, "flags": list(FLAGS)},
         details={"end": end.record()},
-        remark="a CPU with the demo model, beside other work",
+        remark=f"Ray {version('ray')}, a CPU with the demo model, beside other work",
     )
     if args.output is not None:
         page = report.markdown(
