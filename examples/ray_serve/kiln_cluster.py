@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 from kiln_front import Front
@@ -36,7 +37,7 @@ def connect(settings: argparse.Namespace) -> None:
     if settings.address is not None:
         ray.init(settings.address, runtime_env=environment)
     else:
-        cores = settings.replicas * settings.cpus
+        cores = settings.max_replicas * settings.cpus
         ray.init(
             "local",
             num_cpus=max(os.cpu_count() or 1, -int(-cores // 1)),
@@ -62,10 +63,10 @@ def deploy(
     replica = serve.deployment(
         with_adapters(max_adapters),
         name="replica",
-        num_replicas=settings.replicas,
+        **_how_many(settings),
         ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus if has_gpus else 0},
         max_ongoing_requests=settings.max_ongoing_requests,
-        max_queued_requests=settings.replicas * settings.max_ongoing_requests,
+        max_queued_requests=settings.max_replicas * settings.max_ongoing_requests,
         health_check_period_s=_HEALTH_SECONDS,
         health_check_timeout_s=15.0,
         graceful_shutdown_timeout_s=drain_seconds + _STOP_SECONDS,
@@ -87,7 +88,7 @@ def deploy(
         logging_config=_LOGS,
     )
     replicas = replica.bind(arguments, os.getcwd())
-    fronts = front.bind(replicas, served_names, settings.host, settings.port)
+    fronts = front.bind(replicas, served_names, settings.hosts, settings.host, settings.port)
     serve.run(fronts, name=APPLICATION, route_prefix=None)
     return _deployed_at()
 
@@ -120,6 +121,15 @@ def disconnect(settings: argparse.Namespace, deployed: float | None, drain_secon
         serve.shutdown()
         ray.shutdown()
         started.end()
+
+
+def _how_many(settings: argparse.Namespace) -> dict[str, Any]:
+    """Return the number of replicas, fixed or by their load, as Ray takes it."""
+    if settings.max_replicas == settings.replicas:
+        return {"num_replicas": settings.replicas}
+    limits = {"min_replicas": settings.replicas, "max_replicas": settings.max_replicas}
+    target = max(1, settings.max_ongoing_requests // 2)
+    return {"autoscaling_config": {**limits, "target_ongoing_requests": target}}
 
 
 def _deployed_at() -> float:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError
+from kiln.engine.server.hosts import KnownHosts
 from kiln.engine.server.middleware import ErrorResponse, Limits, RequestIds
 from kiln.engine.server.sse import DONE, event
 
@@ -29,18 +30,28 @@ logger = logging.getLogger("ray.serve")
 
 
 class Front:
-    """Answers for all replicas. ``served_names``: the model's names in requests.
+    """Answers for all replicas on a port of a host.
 
+    ``served_names``: the model's names in requests. ``allowed_hosts``: this server's names; None:
+    all.
     It listens by itself instead of behind Ray's HTTP proxy, which takes many seconds to come back
     if it ends, and answers in a form of its own. Of several fronts one has the port: see ``Port``.
     """
 
     async def __init__(  # type: ignore[misc]
-        self, replicas: DeploymentHandle, served_names: tuple[str, ...], host: str, port: int
+        self,
+        replicas: DeploymentHandle,
+        served_names: tuple[str, ...],
+        allowed_hosts: tuple[str, ...] | None,
+        host: str,
+        port: int,
     ) -> None:
         self._replicas = replicas
         self._served_names = served_names
-        self._port = Port(RequestIds(Limits(self._app, MAX_BODY_BYTES)), host, port)
+        app: ASGIApp = Limits(self._app, MAX_BODY_BYTES)
+        if allowed_hosts is not None:  # the replicas check the origins of pages
+            app = KnownHosts(app, allowed_hosts, ("*",))
+        self._port = Port(RequestIds(app), host, port)
 
     async def drain(self) -> None:
         """Accept no more requests, and return when those in flight have ended."""

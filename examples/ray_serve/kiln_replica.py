@@ -17,7 +17,7 @@ REPLICA_HEADER = b"x-kiln-replica"
 _PROBE_SECONDS = 5.0
 _STOP_SECONDS = 5.0  # Ray has let the requests end before it stops a replica
 _LAST_ANSWERS_SECONDS = 0.5  # for answers that are on their way when the server has ended
-# Codes of Kiln's 503 for requests that it gave to no engine; Anthropic's errors have none.
+# Codes of Kiln's 503 for requests that no engine had. Errors of Anthropic's routes have no code.
 _NOT_SERVED = frozenset(("draining", "loading", "restarting", ""))
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from kiln.engine.cli.commands import serve as kiln_serve
+from kiln.engine.cli.hosts import read_hosts
 from kiln.engine.cli.listen import is_loopback, open_listener
 from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.errors import ConfigError
@@ -24,6 +25,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], argparse.
     )
     add = parser.add_argument
     add("--replicas", type=int, default=2, metavar="N", help="default 2")
+    add(
+        "--max-replicas",
+        type=int,
+        metavar="N",
+        help="start up to N replicas while they have over half of --max-ongoing-requests on "
+        "average, and stop them later; default: no more than --replicas",
+    )
     add(
         "--tp", "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs of a replica"
     )
@@ -41,6 +49,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], argparse.
         "that would go to it for its adapter or prompt go elsewhere; default 8",
     )
     own, passed = parser.parse_known_args(argv)
+    own.max_replicas = own.replicas if own.max_replicas is None else own.max_replicas
     if own.tp > 1:
         passed += ["--tp", str(own.tp)]
     kiln = argparse.ArgumentParser(prog="kiln serve", allow_abbrev=False)
@@ -53,12 +62,19 @@ def check(own: argparse.Namespace, kiln: argparse.Namespace) -> None:
     for name in ("replicas", "tp", "max_ongoing_requests"):
         if getattr(own, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(own, name)}: must be 1 or more")
+    if own.max_replicas < own.replicas:
+        raise ConfigError(f"--max-replicas {own.max_replicas}: --replicas has more")
     if own.spill_above < 0:
         raise ConfigError(f"--spill-above {own.spill_above}: must be 0 or more requests")
     if kiln.lora_root is not None:
         raise ConfigError(
             f"--lora-root {kiln.lora_root}: a replica that starts later would not have the "
             "adapters that clients load; name all of them with --lora-modules"
+        )
+    if kiln.ssl_certfile is not None:
+        raise ConfigError(
+            f"--ssl-certfile {kiln.ssl_certfile}: the front does not serve HTTPS; put a proxy in "
+            "front of it"
         )
     is_open = kiln.api_key is None and kiln.api_key_file is None
     if is_open and not is_loopback(own.host) and not kiln.allow_unauthenticated:
@@ -77,6 +93,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         own, passed, kiln = parse(argv)
         check(own, kiln)
+        has_key = kiln.api_key is not None or kiln.api_key_file is not None
+        own.hosts = read_hosts(kiln.allowed_hosts, own.host, has_key=has_key)
         most_adapters = kiln.max_loras or max(1, len(lora_modules(kiln)))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

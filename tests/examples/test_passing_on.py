@@ -27,6 +27,9 @@ def test_metrics_of_replicas_are_joined_by_metric_with_a_label():
     ("flags", "message"),
     [
         (["--replicas", "0"], "--replicas 0"),
+        (["--max-replicas", "1"], "--max-replicas 1"),
+        (["--ssl-certfile", "file"], "--ssl-certfile file"),
+        (["--port", "0"], "--port 0"),
         (["--spill-above", "-1"], "--spill-above -1"),
         (["--lora-root", "folder"], "--lora-root folder"),
         (["--lora-modules", "name"], "want NAME=PATH"),

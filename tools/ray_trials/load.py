@@ -34,6 +34,7 @@ class Load:
     """The answers so far, of a load that runs until ``wait`` returns."""
 
     answers: list[Answer] = field(default_factory=list)
+    is_stopped: bool = False
     _thread: threading.Thread | None = None
 
     @property
@@ -60,6 +61,10 @@ class Load:
         while len(self.answers) < number:
             time.sleep(0.01)
 
+    def stop(self) -> None:
+        """Let no client ask again."""
+        self.is_stopped = True
+
     def wait(self) -> None:
         """Return when all requests have ended."""
         assert self._thread is not None
@@ -73,7 +78,7 @@ def load(url: str, clients: int, requests: int, max_tokens: int = 8) -> Iterator
     numbers = itertools.count()
 
     async def client(http: httpx.AsyncClient) -> None:
-        while len(made.answers) - len(made.bad) < requests:
+        while len(made.answers) - len(made.bad) < requests and not made.is_stopped:
             number = next(numbers)
             answer = await _ask(http, url, number, max_tokens)
             made.answers.append(answer)
