@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.shapes import SHAPES, write_shape
+from kiln.engine.cli.lines import screen_width
 from kiln.engine.cli.measuring import add_files, measuring_display, say
 from kiln.engine.cli.numbers import count, counts
 from kiln.engine.cli.options import (
@@ -23,6 +24,7 @@ from kiln.engine.cli.options import (
     model_of,
     served_name,
 )
+from kiln.engine.cli.tables import fit_page
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 
@@ -181,10 +183,13 @@ def finish(
 def write_out(
     args: argparse.Namespace, report: Report, text: str, write: Callable[[Path], list[Path]]
 ) -> int:
-    """Print the page, write the files, and return 0. ``write``: all files, into a folder."""
+    """Print the page, write the files, and return 0. ``write``: all files, into a folder.
+
+    The page is Markdown; on a terminal its tables are columns that fit.
+    """
     from kiln.engine.bench.report import write_json
 
-    print(text, flush=True)
+    print(fit_page(text, screen_width()) if sys.stdout.isatty() else text, flush=True)
     if args.json is not None:
         write_json(args.json, report.to_json())
         say(f"wrote {args.json}")

@@ -116,7 +116,7 @@ class Manual:
             return page.format_help()
         flags = [one for one in self._flags() if wanted in map(_plain, one.option_strings)]
         if not flags:
-            flags = [one for one in self._flags() if any(wanted in part for part in _texts(one))]
+            flags = [one for one in self._flags() if _tells_of(one, topic)]
         if flags:
             _explain(page, f"flags of {self.program}", flags)
         return page.format_help() if flags else ""
@@ -183,6 +183,7 @@ def _plain(text: str) -> str:
     return text.strip().lstrip("-").lower().replace("_", "-").replace(" ", "-")
 
 
-def _texts(action: argparse.Action) -> list[str]:
-    """Return what a word is searched in."""
-    return [*map(_plain, action.option_strings), (action.help or "").lower()]
+def _tells_of(action: argparse.Action, word: str) -> bool:
+    """Whether a word is in a flag's names or in its help."""
+    named = any(_plain(word) in _plain(name) for name in action.option_strings)
+    return named or word.strip().lower() in (action.help or "").lower()

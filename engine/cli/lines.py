@@ -31,8 +31,11 @@ def hang(head: str, text: str, indent: int | None = None) -> list[str]:
     ) or [head.rstrip()]
 
 
+def has_styles() -> bool:
+    """Whether stdout shows styles: a terminal does, unless NO_COLOR is set."""
+    return sys.stdout.isatty() and not wants_plain_text()
+
+
 def styled(text: str, style: str) -> str:
-    """Return a text for stdout: in a style on a terminal, unless NO_COLOR is set."""
-    if wants_plain_text() or not sys.stdout.isatty():
-        return text
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+    """Return a text for stdout, in a style if it shows any."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if has_styles() else text

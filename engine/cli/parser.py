@@ -207,6 +207,9 @@ def explain(name: str, known: Mapping[str, object]) -> str:
     reason = ABSENT.get(name.replace("--no-", "--"))  # which are not listed
     if reason is not None:
         return f"Kiln has no {name}: {reason}"
+    whole, dot, key = name.partition(".")
+    if dot and whole in known:
+        return f"unknown flag {name}; write {whole} '{{\"{key}\": …}}'"
     near = get_close_matches(name, [flag for flag in known if flag.startswith("--")], 1)
     return f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else "")
 
@@ -219,4 +222,5 @@ def _with_hyphens(word: str) -> str:
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    flag, dot, key = name.partition(".")
+    return flag.replace("_", "-") + dot + key + equals + value

@@ -46,7 +46,7 @@ class LoadingDisplay:
             from rich.console import Console
 
             self._bars = rich.Progress(
-                rich.TextColumn("{task.description:<24}"),
+                rich.TextColumn("{task.description:<17}"),
                 rich.BarColumn(),
                 rich.TextColumn("{task.fields[amount]}"),
                 rich.TimeElapsedColumn(),

@@ -119,6 +119,7 @@ def test_the_values_with_a_meaning_are_refused_where_others_are_neutral():
         (["warmup", "--mdel", "x"], "did you mean --model?"),
         (["bench", "serving", "--num-prompt", "3"], "did you mean --num-prompts?"),
         (["serve", "--xyzzy"], "unknown flag --xyzzy"),
+        (["serve", "--hf-overrides.rope_theta", "3"], "write --hf-overrides '{\"rope_theta\": …}'"),
         (["serve", "a", "b"], "'b': unexpected"),
     ],
 )

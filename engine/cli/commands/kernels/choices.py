@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kiln.engine.cli.lines import hang
+
 if TYPE_CHECKING:
     from kiln.jit_kernels.implementations import Decision
 
@@ -52,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for choice in choices:
         print(*_lines(choice, choices), "", sep="\n")
+    last = "No GPU here: KILN_CPU_KERNELS says whether kernels run on the CPU."
     if by is not None:
-        print(f"Launched through {by} (KILN_LAUNCHER).")
-    else:
-        print("No GPU here: KILN_CPU_KERNELS says whether kernels run on the CPU.")
+        last = f"Launched through {by} (KILN_LAUNCHER)."
+    print(*hang("", last), sep="\n")
     return 0
 
 
@@ -80,8 +82,6 @@ def _size(choice: Choice) -> int:
 
 def _lines(choice: Choice, choices: Iterable[Choice]) -> list[str]:
     """Return a reason and its families; of those that run otherwise too, the fewer variants."""
-    from kiln.engine.cli.lines import hang
-
     parts = []
     for family, names in sorted(choice.families.items()):
         most = max((one.families.get(family, []) for one in choices), key=len)
