@@ -134,6 +134,7 @@ class Clients:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in self.all:
             client.connection.close()
+        await asyncio.sleep(0.1)  # the loop closes the sockets: the server need not drain for them
 
     @property
     def outcomes(self) -> Counter[str]:
