@@ -10,9 +10,11 @@ import sys
 
 import pytest
 
-from kiln.engine.config import LogConfig
+from kiln.engine.config import EngineConfig, LogConfig, ModelConfig
+from kiln.engine.config_forms import config_text
 from kiln.engine.distributed.command import module_command
 from kiln.engine.distributed.logs import JsonLines, configure, note_request_id
+from kiln.engine.runner import follow
 
 ROOT = module_command("kiln")[-1]
 PROGRAM = """
@@ -125,3 +127,14 @@ def test_requests_that_are_served_together_keep_their_own_ids(capsys):
         root.handlers, root.level = before
         logging.getLogger("kiln").setLevel(logging.NOTSET)
     assert seen == ["r-1", None]
+
+
+def test_a_rank_logs_as_the_engine_does_under_a_name_of_its_own(monkeypatch):
+    seen = []
+    monkeypatch.setattr(follow, "configure", lambda logs, process: seen.append((logs, process)))
+    monkeypatch.setattr("kiln.engine.runner.load.connect_spawned", lambda *given: None)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    logs = LogConfig(level="error", format="json")
+    config = EngineConfig(ModelConfig("m"), logs=logs)
+    assert follow._spawned({"threads": 1, "config": config_text(config)}, 1) == (config, None)
+    assert seen == [(logs, "rank 1")]
