@@ -162,9 +162,11 @@ def test_log_probabilities_are_shown_on_hover_and_by_arrow_keys(chat, fits):
     before = page.tab.text("#token-card")
     page.tab.press("ArrowRight")
     assert page.tab.text("#token-card") != before
-    fits(page.tab, "chat-tokens")
     page.tab.press("Escape")
     assert page.tab.run("document.getElementById('token-card').hidden")
+    page.tab.press("ArrowRight")
+    assert page.tab.run("!document.getElementById('token-card').hidden")
+    fits(page.tab, "chat-tokens")
     page.tab.click(".actions .text-button")
     assert "Grüße" in page.tab.text(".markdown")
     assert page.tab.problems == []
