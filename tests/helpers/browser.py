@@ -78,7 +78,7 @@ class Browser:
             os.close(end)
         self._numbers = itertools.count(1)
         self._answers: dict[int, queue.Queue[Any]] = defaultdict(lambda: queue.Queue(1))
-        self._tabs: dict[str, Tab] = {}
+        self.tabs: dict[str, Tab] = {}  # that are open, by session
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -121,7 +121,7 @@ class Browser:
             "targetId"
         ]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = self._tabs[session] = Tab(self, session, context, target)
+        tab = self.tabs[session] = Tab(self, session, context, target)
         for domain in ("Page", "Runtime", "Log"):
             tab.call(f"{domain}.enable")
         tab.look(width, theme)
@@ -135,7 +135,7 @@ class Browser:
             for message in map(json.loads, messages):
                 if "id" in message:
                     self._answers[message["id"]].put(message)
-                elif tab := self._tabs.get(message.get("sessionId", "")):
+                elif tab := self.tabs.get(message.get("sessionId", "")):
                     tab.note(message["method"], message["params"])
 
 
@@ -178,6 +178,7 @@ class Tab:
 
     def go(self, url: str) -> None:
         """Load a page, and wait until its scripts have run."""
+        self.call("Page.bringToFront")  # a hidden page paints nothing
         self.call("Page.navigate", url=url)
         self.until(
             f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})"
@@ -263,4 +264,5 @@ class Tab:
 
     def close(self) -> None:
         """Close the tab."""
+        del self._browser.tabs[self._session]
         self._browser.call("Target.closeTarget", targetId=self._target)

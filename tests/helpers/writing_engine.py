@@ -96,6 +96,7 @@ def serving(app):
     server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # so that a client may connect before the server runs
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -75,7 +75,7 @@ const encodeKey = (key) => String.fromCharCode(...new TextEncoder().encode(key))
 export function watchServer(report) {
   let last = null;
   const look = async () => {
-    const now = document.hidden ? last : await readiness();
+    const now = document.hidden && last ? last : await readiness();
     if (now && (now.state !== last?.state || now.message !== last?.message)) report(now);
     last = now;
     setTimeout(look, now?.state === "ready" ? READY_MS : WAITING_MS);

@@ -6,6 +6,14 @@ import { element } from "./dom.js";
 const card = element("div", { id: "token-card", role: "tooltip", hidden: true });
 const shownFor = (node) => node?.closest?.(".token");
 
+function hide() {
+  document.querySelector(".token.active")?.classList.remove("active");
+  card.hidden = true;
+}
+
+// The token moves away under it.
+for (const kind of ["scroll", "resize"]) addEventListener(kind, hide, { capture: true, passive: true });
+
 /** Shows positions of log-probabilities that grow in number. */
 export class TokensView {
   constructor() {
@@ -54,9 +62,9 @@ export class TokensView {
   }
 
   _show(token) {
-    this.root.querySelector(".token.active")?.classList.remove("active");
-    card.hidden = !token;
+    hide();
     if (!token) return;
+    card.hidden = false;
     token.classList.add("active");
     this._active = [...this.root.children].indexOf(token);
     const position = this._positions[this._active];

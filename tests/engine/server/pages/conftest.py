@@ -86,6 +86,16 @@ class Chat:
         self.tab.click("#settings menu .main")
 
 
+@pytest.fixture(autouse=True)
+def _close_tabs(request):
+    """Close the tabs that a test has opened: each would go on asking for its server."""
+    opened = request.getfixturevalue("browser").tabs if "browser" in request.fixturenames else {}
+    before = set(opened.values())
+    yield
+    for one in set(opened.values()) - before:
+        one.close()
+
+
 @pytest.fixture(scope="session")
 def tab(browser):
     """One tab for many tests: each server has a port, and so storage, of its own."""

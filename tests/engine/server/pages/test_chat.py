@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from page_engine import HANGS
 
 from kiln.engine.errors import EngineDeadError
@@ -41,6 +42,7 @@ def test_a_new_chat_during_an_answer_begins_with_nothing_and_stops_the_answer(ch
     assert page.answer() == "all"
 
 
+@pytest.mark.deep
 def test_escape_and_the_button_stop_an_answer_and_keep_what_arrived(chat):
     page = chat({"long": "as far as this" + HANGS})
     for stop in (lambda: page.tab.press("Escape"), lambda: page.tab.click("#send")):
@@ -53,6 +55,7 @@ def test_escape_and_the_button_stop_an_answer_and_keep_what_arrived(chat):
     assert len(page.engine.aborted) == 2
 
 
+@pytest.mark.deep
 def test_shift_enter_begins_a_line(chat):
     page = chat({"a": "b"})
     page.tab.click("#input")
@@ -102,6 +105,7 @@ def test_settings_are_sent_and_reset(chat):
     assert page.tab.run(f"[{kept}.value, {kept}.placeholder]") == ["", "1"]  # the model's own
 
 
+@pytest.mark.deep
 def test_a_wrong_setting_is_never_sent(chat):
     page = chat({"x": "y"})
     page.tab.click("#open-settings")
@@ -158,9 +162,11 @@ def test_log_probabilities_are_shown_on_hover_and_by_arrow_keys(chat, fits):
     before = page.tab.text("#token-card")
     page.tab.press("ArrowRight")
     assert page.tab.text("#token-card") != before
-    fits(page.tab, "chat-tokens")
     page.tab.press("Escape")
     assert page.tab.run("document.getElementById('token-card').hidden")
+    page.tab.press("ArrowRight")
+    assert page.tab.run("!document.getElementById('token-card').hidden")
+    fits(page.tab, "chat-tokens")
     page.tab.click(".actions .text-button")
     assert "Grüße" in page.tab.text(".markdown")
     assert page.tab.problems == []

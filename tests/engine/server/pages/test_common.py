@@ -62,6 +62,7 @@ def test_every_page_asks_for_the_key_itself(browser, guarded, fits, path):
     assert tab.run("[sessionStorage.length, localStorage.getItem('kiln.key')]") == [1, None]
 
 
+@pytest.mark.deep
 def test_a_wrong_key_is_asked_for_again_and_a_remembered_one_never(browser, guarded):
     tab = browser.open(f"{guarded}/docs")
     _enter(tab, "wrong", remember=True)
@@ -76,6 +77,7 @@ def test_a_wrong_key_is_asked_for_again_and_a_remembered_one_never(browser, guar
     assert other.run("[sessionStorage.length, localStorage.length]") == [0, 0]
 
 
+@pytest.mark.deep
 def test_a_link_to_metrics_sends_the_key(browser, guarded):
     tab = browser.open(f"{guarded}/docs")
     _enter(tab, KEY)

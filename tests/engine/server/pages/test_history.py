@@ -35,6 +35,7 @@ def test_conversations_survive_a_reload_and_are_deleted_one_by_one_or_all(chat, 
     assert tab.problems == []
 
 
+@pytest.mark.deep
 def test_a_conversation_that_is_deleted_while_its_answer_grows_does_not_come_back(chat):
     page = chat({"q": "part" + HANGS})
     page.ask("q", ends=False)
@@ -72,6 +73,7 @@ def test_two_tabs_do_not_destroy_each_others_conversations(chat, browser):
     assert "in the second" in texts
 
 
+@pytest.mark.deep
 def test_all_conversations_and_one_as_markdown_are_exported(chat):
     page = chat({"q": "an *answer*"})
     page.ask("q")

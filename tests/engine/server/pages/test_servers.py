@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from depth import at_depth
 from scripted_engine import Writer
 from writing_engine import app_of, serving
 
@@ -20,6 +21,7 @@ def test_an_embedding_server_has_nothing_to_chat_with(tab, tokenizer, fits):
         fits(tab, "chat-embeddings")
 
 
+@pytest.mark.deep
 def test_the_picker_names_adapters_and_the_answer_comes_from_the_picked_one(chat):
     page = chat({"x": "y"})
     page.engine.adapters.adapters["poems"] = SimpleNamespace()
@@ -45,7 +47,7 @@ def test_a_model_without_a_chat_template_continues_the_text(chat):
     assert page.answer() == "a time."
 
 
-@pytest.mark.parametrize("key", [None, "s3cret"])
+@pytest.mark.parametrize("key", at_depth(["s3cret"], [None, "s3cret"]))
 def test_the_page_works_behind_a_prefix(tab, tokenizer, key):
     app = app_of(Writer(tokenizer, "yes"), tokenizer, api_key=key)
 
