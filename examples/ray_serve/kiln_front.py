@@ -59,7 +59,8 @@ class Front:
 
     async def __del__(self) -> None:
         """Do the same; Ray calls this before it ends a front."""
-        await self._port.drain()
+        if hasattr(self, "_port"):  # else it could not start
+            await self._port.drain()
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""

@@ -3,7 +3,7 @@
 import pytest
 from client_environments import NODE, PYTHON
 
-CLIENTS = [name for name in (*PYTHON, *NODE) if name != "schemathesis"]
+CLIENTS = [name for name in (*PYTHON, *NODE) if name not in ("schemathesis", "sglang_router")]
 FOR_FORMS = {"instructor", "pydantic_ai", "ai_sdk"}  # whose scripts ask for forms of outputs alone
 LISTS_MODELS = {"openai2", "openai3", "openai_node", "anthropic"}
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(3000)]  # the first installs its client

@@ -105,7 +105,12 @@ def test_a_host_that_is_not_of_this_machine_is_an_error_at_once():
 OUTLIVED = f"""
 import subprocess, sys
 from kiln_leftovers import Descendants
-parent = subprocess.Popen([sys.executable, "-c", {SLEEPERS!r}], stdout=subprocess.PIPE, text=True)
+parent = subprocess.Popen(
+    [sys.executable, "-c", {SLEEPERS!r}],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,  # this script's would stay open if it failed
+    text=True,
+)
 child = int(parent.stdout.readline())
 known = Descendants()
 parent.kill()

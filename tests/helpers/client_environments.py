@@ -30,6 +30,7 @@ PYTHON = {
     "instructor": ("instructor==1.17.0", "openai==3.3.0"),
     "pydantic_ai": ("pydantic-ai-slim[openai]==2.38.0", "openai==3.3.0"),
     "schemathesis": ("schemathesis==4.32.5",),
+    "sglang_router": ("sglang-router==0.3.2",),
 }
 NODE = {
     "openai_node": {"openai": "7.57.0"},
