@@ -12,6 +12,7 @@ from writing_engine import app_of, serving, tokenizer_with_tools
 from kiln.engine.text.tokenizer import Tokenizer
 
 WIDTHS = (375, 1024, 1440)
+_NEXT_FRAME = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,7 @@ def fits(request):
         for theme in ("light", "dark") if folder else ("light",):
             for width in WIDTHS:
                 tab.look(width, theme)
+                tab.run(_NEXT_FRAME)  # the page hears of its new size with the next frame
                 assert tab.overflowing() == [], f"{state} at {width} px"
                 if folder:
                     tab.screenshot(folder / f"{state}-{width}-{theme}.png")
