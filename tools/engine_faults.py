@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Try a server's life: an engine that dies or freezes, saturation, memory, clients that leave.
 
-    python tools/engine_faults.py TRIAL… [--engine stub|demo] [--output benchmarks]
+    python tools/engine_faults.py TRIAL… [--engine stub|demo|llama3-8b|…] [--output benchmarks]
 
 kill          50 SIGKILLs of the engine under load: each client is told, nothing is left
 stop          50 SIGSTOPs, the same
@@ -10,7 +10,8 @@ requests      1,000,000 requests: both processes keep their memory
 disconnects   500 clients that leave at random moments × 20 seeds: nothing is held
 
 Each trial starts a server of its own on loopback. ``stub`` computes nothing, ``demo`` is the demo
-model on a CPU. A trial replaces its own row in engine_faults.{json,md}, so they may run one by one.
+model on a CPU; the name of a shape, for kill and stop, is that model with random weights. A trial
+replaces its own row in engine_faults.{json,md}, so they may run one by one.
 The exit code is 1 if a trial has found a fault.
 """
 
@@ -35,6 +36,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
 from kiln.engine.bench.report import Report, command_line, table  # noqa: E402
+from kiln.engine.bench.shapes import SHAPES  # noqa: E402
 
 TRIALS = ("kill", "stop", "saturation", "requests", "disconnects")
 _COLUMNS = {
@@ -51,7 +53,7 @@ def main() -> int:
     """Run the trials; write JSON and a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trials", nargs="+", choices=TRIALS, metavar="TRIAL")
-    parser.add_argument("--engine", choices=("stub", "demo"), default="stub")
+    parser.add_argument("--engine", choices=("stub", "demo", *SHAPES), default="stub")
     parser.add_argument("--ends", type=int, default=50, help="of the engine, by kill and by stop")
     parser.add_argument("--minutes", type=float, default=30.0, help="of saturation")
     parser.add_argument("--requests", type=int, default=1_000_000)

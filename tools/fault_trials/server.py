@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from kiln.engine.bench.shapes import SHAPES, write_shape
 from kiln.engine.cli.local_server import local_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +72,10 @@ class Server:
 
 @contextmanager
 def server(engine: str, *flags: str) -> Iterator[Server]:
-    """Serve the demo model; ``engine`` "stub" computes nothing and takes 2 ms a step.
+    """Serve the demo model on a CPU; ``engine`` "stub" computes nothing and takes 2 ms a step.
+
+    The name of a shape, such as "llama3-8b", is that model with random weights, without a
+    tokenizer, on a GPU if there is one.
 
     The engine is restarted as often as it is killed, after 1 s each time: it counts as healthy at
     once, so that no restart is the second one in a row.
@@ -78,9 +83,13 @@ def server(engine: str, *flags: str) -> Iterator[Server]:
     seconds = 0.002 if engine == "stub" else None
     run = f"from fault_trials import server; sys.exit(server.serve({seconds}))"
     program = [sys.executable, "-P", "-c", f"{_BOOT}; {run}"]
-    arguments = [str(DEMO), "--device", "cpu", "--max-restarts", _MAX_RESTARTS, *flags]
-    with local_server(arguments, _START_SECONDS, program) as (url, process):
-        yield Server(url, process.pid)
+    with tempfile.TemporaryDirectory() as parent:
+        model = [str(DEMO), "--device", "cpu"]
+        if engine in SHAPES:
+            model = [str(write_shape(engine, Path(parent))), "--load-format", "dummy"]
+        arguments = [*model, "--max-restarts", _MAX_RESTARTS, *flags]
+        with local_server(arguments, _START_SECONDS, program) as (url, process):
+            yield Server(url, process.pid)
 
 
 def serve(seconds: float | None) -> int:
