@@ -54,6 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trials", nargs="+", choices=TRIALS, metavar="TRIAL")
     parser.add_argument("--engine", choices=("stub", "demo", *SHAPES), default="stub")
+    parser.add_argument("--tp", type=int, default=1, help="ranks, for kill and stop")
     parser.add_argument("--ends", type=int, default=50, help="of the engine, by kill and by stop")
     parser.add_argument("--minutes", type=float, default=30.0, help="of saturation")
     parser.add_argument("--requests", type=int, default=1_000_000)
@@ -94,7 +95,7 @@ def _trial(name: str, args: argparse.Namespace, advance: Advance) -> Coroutine[N
     if name == "disconnects":
         return trials.disconnects(args.engine, args.disconnects, args.seeds, advance)
     how = signal.SIGKILL if name == "kill" else signal.SIGSTOP
-    return trials.deaths(args.engine, how, args.ends, advance)
+    return trials.deaths(args.engine, how, args.ends, advance, ranks=args.tp)
 
 
 def _known(folder: Path) -> dict[tuple[str, str], Row]:

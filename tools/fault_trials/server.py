@@ -22,6 +22,7 @@ DEMO = ROOT / "engine" / "demo"
 _BOOT = (
     f"import sys; sys.path[:0] = [{str(ROOT / 'tools' / 'import_root')!r}, {str(ROOT / 'tools')!r}]"
 )
+_FOLLOWER = "kiln.engine.runner.follow"  # the module of a rank above 0
 _START_SECONDS = 300.0
 _MAX_RESTARTS = "100000"
 
@@ -55,6 +56,14 @@ class Server:
                 if word.startswith("/") and Path(word, "requests").exists():
                     return pid, Path(word)
         raise RuntimeError("the server has no engine process")
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of the engine's ranks; the first one has started the others."""
+        first, _ = self.engine()
+        others = [
+            pid for pid in children(first) if any(_FOLLOWER in word for word in _command(pid))
+        ]
+        return [first, *others]
 
     def is_ready(self) -> bool:
         """Whether requests are accepted."""

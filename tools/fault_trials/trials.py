@@ -38,24 +38,32 @@ _SHORT: tuple[tuple[int, Row], ...] = (  # the status that a request gets
 
 
 async def deaths(
-    engine: str, how: signal.Signals, count: int, advance: Advance, limit: float = TOLD_LIMIT
+    engine: str,
+    how: signal.Signals,
+    count: int,
+    advance: Advance,
+    limit: float = TOLD_LIMIT,
+    ranks: int = 1,
 ) -> Row:
     """Kill or stop the engine under load, ``count`` times at random moments.
 
-    ``limit``: the seconds after its engine's end in which each client must be told.
+    ``limit``: the seconds after its engine's end in which each client must be told. Of several
+    ``ranks`` of tensor parallelism one is drawn each time.
     """
     draw = random.Random(count)
     told: list[float] = []
     back: list[float] = []
     faults: list[str] = []
     bodies = [{**_LONG, "stream": index % 4 > 0} for index in range(_CLIENTS)]
-    with server(engine, "--max-num-seqs", str(_CLIENTS)) as served:
+    flags = ("--max-num-seqs", str(_CLIENTS), "--tp", str(ranks))
+    with server(engine, *flags) as served:
         async with Clients(served.address, bodies) as clients:
             memory: list[Held] = []  # of the API process, after each restart
             for _ in range(count):
                 await clients.wait_all_busy(_BACK_SECONDS)
                 await asyncio.sleep(draw.uniform(0.0, 0.5))
-                await _end_once(served, how, clients.all, told, back, faults)
+                victim = draw.choice(served.ranks())
+                await _end_once(served, victim, how, clients.all, told, back, faults)
                 await clients.wait_all_busy(_BACK_SECONDS)
                 memory.append(held(served.pid))
                 advance(1)
@@ -69,7 +77,8 @@ async def deaths(
         last = served.engine()
     faults += _left(*last)
     return {
-        "trial": f"{count} × {how.name}", "engine": engine, "clients": _CLIENTS,
+        "trial": f"{count} × {how.name}", "clients": _CLIENTS,
+        "engine": engine if ranks == 1 else f"{engine} on {ranks} ranks",
         "told_max_s": max(told), "told_mean_s": sum(told) / len(told), "told": len(told),
         "back_max_s": max(back), "growth_bytes": memory[-1].num_bytes - memory[0].num_bytes,
         "descriptors": memory[-1].descriptors - memory[0].descriptors,
@@ -80,20 +89,21 @@ async def deaths(
 
 async def _end_once(
     served: Server,
+    victim: int,
     how: signal.Signals,
     clients: list[Client],
     told: list[float],
     back: list[float],
     faults: list[str],
 ) -> None:
-    """End the engine once; note when each client was told, and when requests are served again."""
+    """End a rank once; note when each client was told, and when requests are served again."""
     pid, folder = served.engine()
     old = family(pid)
     waiting = [client for client in clients if client.in_flight]
     for client in waiting:
         client.ended.clear()
     begun = time.monotonic()
-    os.kill(pid, how)
+    os.kill(victim, how)
     await wait_ended(waiting, _BACK_SECONDS)
     for client in waiting:
         if not client.ended.is_set():
