@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from kiln import LLM, SamplingParams
-from kiln.engine.bench.serving import make_prompts
+from kiln.engine.bench.datasets import RandomTokens
 from kiln.engine.cli.options import DEMO_FOLDER
 from kiln.engine.errors import ModelError
 from kiln.engine.models import registry
 from kiln.engine.models.model_folder import ModelFiles, merged
-from kiln.engine.models.registry import known_families, read_model
+from kiln.engine.models.registry import known_families, read_model, vocabulary_size
 
 YARN = {"rope_type": "yarn", "factor": 2.0}
 
@@ -94,8 +94,9 @@ def test_an_architecture_without_a_head_embeds_texts():
 
 def test_a_load_draws_from_the_vocabulary():
     for size in (9, 768):
-        prompts = make_prompts(ModelFiles(DEMO_FOLDER, {"vocab_size": size}), 99, 40)
-        assert max(token for prompt in prompts for token in prompt) == size - 1
+        drawn = vocabulary_size(ModelFiles(DEMO_FOLDER, {"vocab_size": size}))
+        samples = RandomTokens(drawn, input_tokens=40, output_tokens=1).draw(99, seed=0)
+        assert max(token for sample in samples for token in sample.prompt) == size - 1
 
 
 def test_a_wrapped_text_model_gets_what_is_in_text_config(tmp_path, monkeypatch):
