@@ -21,7 +21,7 @@ from kiln.engine.config import EngineConfig
 _MODULE = "vllm.entrypoints.openai.api_server"
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.25
-# No model or statistics go over the network.
+# vLLM must load nothing from the hub, and send no statistics.
 _OFFLINE = ("HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1")
 
 

@@ -21,7 +21,7 @@ _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 def configure(logs: LogConfig, process: str = "") -> None:
     """Log to stderr from now on, as ``logs`` says; ``process`` is named in each line.
 
-    Lines of other packages are logged from warnings on, or all of them at the level "debug".
+    Of other packages, warnings and errors are logged; at the level "debug", all lines.
     """
     handler = logging.StreamHandler()
     as_json = logs.format == "json"

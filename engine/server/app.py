@@ -69,7 +69,8 @@ def create_app(
 ) -> FastAPI:
     """Return the application of an engine; its routes share ``app.state.serving``.
 
-    Without a tokenizer it accepts only prompts of token ids. ``traces``: where spans go.
+    Without a tokenizer it accepts only prompts of token ids. ``traces`` makes a span of each
+    request; None: there are none.
     """
     metrics = Metrics(engine.stats, lambda: engine.client.is_ready, settings.served_model_name)
     serving = Serving(engine, tokenizer, settings, metrics, traces)

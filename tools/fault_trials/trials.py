@@ -25,6 +25,7 @@ GROWTH_LIMIT = 5_000_000  # bytes of private memory over all requests
 _CLIENTS = 16
 _BACK_SECONDS = 300.0
 _LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 1500, "ignore_eos": True}
+_CLOSING_SECONDS = 5.0  # for the server to close the connections of the trial's own questions
 _TOLD = ("engine_unavailable", "restarting", "finished")  # the last: just before the engine's end
 _EXPECTED = ("finished", "queue_full")
 _ROUNDS = 20  # of the requests, with a look at the memory after each
@@ -210,7 +211,12 @@ async def disconnects(engine: str, count: int, seeds: int, advance: Advance) -> 
             await _leave(served, random.Random(seed), count)
             await _settle(served, faults)
             advance(count)
-        after, left = held(served.pid), served.metric("requests_aborted_total")
+        left = served.metric("requests_aborted_total")
+        after = held(served.pid)
+        until = time.monotonic() + _CLOSING_SECONDS
+        while after.descriptors > before.descriptors and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+            after = held(served.pid)
     if left < count * seeds / 4:
         faults.append(f"only {left:g} clients left while their request was under way")
     if after.descriptors > before.descriptors:

@@ -8,11 +8,8 @@ import logging
 import httpx
 import pytest
 from one_life import OneLife
+from two_tokens import TwoTokens
 
-from kiln.engine.process.adapter_calls import AdapterCalls
-from kiln.engine.process.token_stream import TokenStream
-from kiln.engine.process.wire import ModelInfo
-from kiln.engine.requests.request import TokenOutput
 from kiln.engine.server.app import create_app
 from kiln.engine.server.body_writer import offer_writer
 from kiln.engine.server.serving import ServerSettings
@@ -22,29 +19,6 @@ COMPLETIONS = "/v1/completions"
 BODY = {"prompt": [5, 6], "max_tokens": 3, "user": "me"}
 
 
-class StandIn:
-    """An EngineClient whose answers are two tokens; ``last`` says how they end."""
-
-    is_ready = is_alive = True
-    seconds_without_progress = 0.0
-    model_info = ModelInfo(64, 400, "float32", "cpu")
-
-    def __init__(self, last=("length", None)):
-        self.adapters = AdapterCalls(lambda message: None)
-        self.last = last
-
-    def stats(self):
-        return {}
-
-    def stream(self, new):
-        stream = TokenStream([new.request_id], lambda ids: None)
-        stream.put(TokenOutput(new.request_id, [7]))
-        reason, message = self.last
-        later = TokenOutput(new.request_id, [8] * (not message), reason, message=message)
-        asyncio.get_running_loop().call_later(0.01, stream.put, later)
-        return stream
-
-
 @pytest.fixture
 def logged(caplog):
     """Send a request; return the answer, and the records of the access log."""
@@ -52,7 +26,7 @@ def logged(caplog):
 
     def send(method="POST", path=COMPLETIONS, client=None, quiet=(), **options):
         app = create_app(
-            OneLife(client or StandIn()),
+            OneLife(client or TwoTokens()),
             None,
             ServerSettings(("tiny",), api_key=KEY, quiet_paths=quiet),
         )
@@ -98,14 +72,14 @@ def test_a_request_that_ends_badly_has_its_reason_in_the_same_line(logged):
     for sent, status, level, reason in (
         ({"json": {**BODY, "n": 0}}, 400, logging.WARNING, "n"),
         ({"json": BODY, "headers": {"x-api-key": "no"}}, 401, logging.WARNING, "API key"),
-        ({"json": BODY, "client": StandIn(("error", "NaN"))}, 500, logging.ERROR, "NaN"),
+        ({"json": BODY, "client": TwoTokens(("error", "NaN"))}, 500, logging.ERROR, "NaN"),
     ):
         answer, (record,) = logged(**sent)
         assert (answer.status_code, record.fields["status"]) == (status, status)
         assert record.levelno == level
         assert reason in record.fields["error"]
         assert "error=" in record.getMessage()
-    failing = StandIn(("error", "NaN"))
+    failing = TwoTokens(("error", "NaN"))
     answer, (record,) = logged(client=failing, json={**BODY, "stream": True})
     assert (answer.status_code, record.fields["status"]) == (200, 500)
     assert record.fields["output_tokens"] == 1
@@ -132,7 +106,7 @@ def test_a_line_cannot_be_forged(logged):
 def test_paths_can_be_left_out_unless_they_end_badly(logged):
     assert logged("GET", "/health", quiet=("/health",))[1] == []
     assert len(logged("GET", "/health", quiet=())[1]) == 1
-    stand_in = StandIn()
+    stand_in = TwoTokens()
     stand_in.is_alive = False
     assert len(logged("GET", "/health", client=stand_in, quiet=("/health",))[1]) == 1
 
@@ -154,7 +128,7 @@ class Writer:
 @pytest.mark.parametrize("quiet", [(), None])
 def test_events_that_go_past_the_middleware_are_counted_too(caplog, quiet):
     caplog.set_level(logging.INFO, logger="kiln")
-    app = create_app(OneLife(StandIn()), None, ServerSettings(("tiny",), quiet_paths=quiet))
+    app = create_app(OneLife(TwoTokens()), None, ServerSettings(("tiny",), quiet_paths=quiet))
     writer, ended = Writer(), asyncio.Event()
     body = b'{"prompt": [5], "max_tokens": 3, "stream": true}'
     messages = [{"type": "http.request", "body": body, "more_body": False}]

@@ -19,7 +19,6 @@ from kiln.engine.server.serving import ServerSettings
 
 class StandIn:
     is_ready = is_alive = True
-    seconds_without_progress = 0.0
     model_info = ModelInfo(64, 400, "float32", "cpu")
     resets = 0
 

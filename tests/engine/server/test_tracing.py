@@ -11,14 +11,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 from one_life import OneLife
+from two_tokens import TwoTokens
 
 from kiln.engine.cli.main import main
 from kiln.engine.cli.tracing_flags import check_tracing
 from kiln.engine.errors import ConfigError
-from kiln.engine.process.adapter_calls import AdapterCalls
-from kiln.engine.process.token_stream import TokenStream
-from kiln.engine.process.wire import ModelInfo
-from kiln.engine.requests.request import TokenOutput
 from kiln.engine.server.app import create_app
 from kiln.engine.server.serving import ServerSettings
 from kiln.engine.server.tracing import RequestTraces
@@ -26,29 +23,6 @@ from kiln.engine.server.tracing import RequestTraces
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": [5, 6], "max_tokens": 3, "temperature": 0.5, "seed": 7}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class StandIn:
-    """An EngineClient whose answers are two tokens; ``last`` says how they end."""
-
-    is_ready = is_alive = True
-    seconds_without_progress = 0.0
-    model_info = ModelInfo(64, 400, "float32", "cpu")
-
-    def __init__(self, last=("length", None)):
-        self.adapters = AdapterCalls(lambda message: None)
-        self.last = last
-
-    def stats(self):
-        return {}
-
-    def stream(self, new):
-        stream = TokenStream([new.request_id], lambda ids: None)
-        stream.put(TokenOutput(new.request_id, [7], queue_seconds=0.25, num_cached_tokens=1))
-        reason, message = self.last
-        later = TokenOutput(new.request_id, [8] * (not message), reason, message=message)
-        asyncio.get_running_loop().call_later(0.01, stream.put, later)
-        return stream
 
 
 class Collector:
@@ -121,7 +95,7 @@ def trace(collector):
 
     def send(path=COMPLETIONS, client=None, headers=None, **options):
         traces = RequestTraces.start(collector.url, "http/protobuf")
-        app = create_app(OneLife(client or StandIn()), None, ServerSettings(("tiny",)), traces)
+        app = create_app(OneLife(client or TwoTokens()), None, ServerSettings(("tiny",)), traces)
 
         async def ask():
             transport = httpx.ASGITransport(app)
@@ -175,7 +149,7 @@ def test_a_request_is_one_span_with_the_names_of_the_conventions(trace, streams)
 
 
 def test_a_failed_request_is_an_error_without_a_word_of_the_prompt(trace):
-    failing = StandIn(("error", "NaN"))
+    failing = TwoTokens(("error", "NaN"))
     _, [(span, told, _)] = trace(client=failing, json={**BODY, "stream": True})
     assert (told["error.type"], told["http.response.status_code"]) == ("500", 500)
     assert span.status.code == 2
