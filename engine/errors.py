@@ -23,6 +23,8 @@ KilnError
 
 from __future__ import annotations
 
+import sys
+
 
 class KilnError(Exception):
     """Base of all errors that Kiln raises on purpose; the message can be shown to users."""
@@ -50,6 +52,17 @@ class PieceError(ConfigError):
 
 class SealedCacheError(ConfigError):
     """The kernel cache is sealed and lacks a kernel that the engine needs."""
+
+
+def explain_import(error: ImportError) -> ConfigError | None:
+    """Return what to tell of a package that is not installed; None for any other fault."""
+    package = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or package in ("", "kiln"):
+        return None
+    return ConfigError(
+        f"the Python package {package} is not installed; run `pip install -e .` in Kiln's "
+        f"checkout with the pip of {sys.executable}, or delete .venv and run `make serve`"
+    )
 
 
 def loading_error(kind: str, message: str) -> ConfigError:

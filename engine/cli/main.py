@@ -16,7 +16,7 @@ from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
 from kiln.engine.cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG_USE, code_of
 from kiln.engine.cli.parser import KilnParser, add_commands
-from kiln.engine.errors import KilnError
+from kiln.engine.errors import KilnError, explain_import
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.families import families
 
@@ -44,6 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return code_of(error)
+    except ModuleNotFoundError as error:
+        told = explain_import(error)
+        if debug or told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return FAILED
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

@@ -26,7 +26,7 @@ from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import read_config_text
 from kiln.engine.distributed.logs import configure
-from kiln.engine.errors import KilnError, RequestError
+from kiln.engine.errors import KilnError, RequestError, explain_import
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address
 from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
@@ -196,7 +196,8 @@ def run(load: Load, arguments: list[str]) -> int:
         worker.send(wire.Adapters(core.adapters.infos))
         worker.send(wire.Ready(info))
         worker.serve(core)
-    except Exception as error:
+    except Exception as cause:
+        error = (explain_import(cause) if isinstance(cause, ImportError) else None) or cause
         expected = isinstance(error, KilnError | KernelError | EnvError)
         if not expected:
             logger.exception("the engine stopped on an unexpected error")

@@ -98,6 +98,7 @@ def test_settings_are_sent_and_reset(chat):
     assert list(params.stop_strings) == ["END"]
     assert "Be brief." in page.engine.prompts[0]
     page.tab.go(page.url)
+    page.tab.until("document.querySelector('#model option')")  # it knows the model's own values
     page.tab.click("#open-settings")
     kept = "document.querySelector('#settings [name=temperature]')"
     assert page.tab.run(f"{kept}.value") == "0.5"
