@@ -85,11 +85,12 @@ class EngineClient:
         self.has_ended = False  # ``close`` has seen the end of the process and its ranks
 
     async def __aenter__(self) -> EngineClient:
-        """Bind the sockets, and start to listen and to watch the process."""
+        """Open the sockets, and start to listen and to watch the process."""
         for socket in (self._requests, self._outputs):
             socket.set_hwm(0)
             socket.linger = 0
-        self._requests.bind(requests_address(self._process.folder))
+        # A socket that connects queues what it is given until the engine binds and reads it.
+        self._requests.connect(requests_address(self._process.folder))
         self._outputs.bind(outputs_address(self._process.folder))
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         for task in self._tasks:
@@ -200,10 +201,8 @@ class EngineClient:
             raise EngineDeadError(str(self._error or "the engine is still loading the model"))
 
     def _send(self, message: wire.ToEngine) -> None:
-        # The queue is unbounded, so Again means that no peer is connected: the engine has exited,
-        # and _watch will end the streams.
-        with contextlib.suppress(zmq.Again):
-            self._requests.send(self._encode(message), zmq.NOBLOCK)
+        """Queue a message without limit; _watch ends the streams of an engine that is gone."""
+        self._requests.send(self._encode(message), zmq.NOBLOCK)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

@@ -59,7 +59,7 @@ class Worker:
         for socket in (self._inbox, self._outbox):
             socket.set_hwm(0)  # the API process limits the number of requests
             socket.linger = _LINGER
-        self._inbox.connect(requests_address(folder))
+        self._inbox.bind(requests_address(folder))
         self._outbox.connect(outputs_address(folder))
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(wire.ToEngine).decode

@@ -14,6 +14,7 @@ from fake_engine import (
     COMMAND,
     CRASH,
     DIE,
+    FAKE,
     LOSE,
     REFUSE,
     ROOT,
@@ -102,6 +103,40 @@ def test_tokens_arrive_in_order_and_a_stream_ends_with_its_requests():
         assert len(client._streams) == 0
 
     with_client(test)
+
+
+# The engine of fake_engine, whose socket for requests opens half a second after "ready".
+_LATE = f"""
+import runpy, sys, time
+sys.path.append({str(ROOT)!r})
+import zmq
+from kiln.engine.process.worker import Worker
+later = []
+def opens(name):
+    real = getattr(zmq.Socket, name)
+    def late(self, address):
+        if address.endswith("/requests"):
+            later.append((real, self, address))
+        else:
+            real(self, address)
+    return late
+zmq.Socket.bind, zmq.Socket.connect = opens("bind"), opens("connect")
+serve = Worker.serve
+def slow(self, core):
+    time.sleep(0.5)
+    for real, socket, address in later:
+        real(socket, address)
+    serve(self, core)
+Worker.serve = slow
+sys.exit(runpy.run_path({str(FAKE)!r})["main"](sys.argv[1:]))
+"""
+
+
+def test_a_request_is_not_lost_if_the_engine_hears_it_only_after_it_is_ready():
+    async def test(client, process):
+        assert await collect_tokens(client.stream(request("a", 1, 5))) == [6, 7, 8, 9]
+
+    with_client(test, command=[sys.executable, "-P", "-c", _LATE])
 
 
 def test_every_field_of_the_parameters_crosses_the_boundary():
