@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kiln_leftovers import Descendants
 from kiln_replica import with_adapters
 from kiln_router import AffinityRouter
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
@@ -26,6 +28,7 @@ _HEALTH_SECONDS = 2.0  # between two checks; Ray replaces a replica after three 
 _FRONTS = 2  # one works, the other one waits for its port
 _ON_THE_HEAD = {"node:__internal_head__": 0.001}  # the resource of the first machine
 _STOP_SECONDS = 10.0  # after the requests have ended
+_ANSWER_SECONDS = 10.0  # of a front that is asked which command deployed it
 _POLL_SECONDS = 0.1
 _LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
@@ -54,11 +57,12 @@ def deploy(
     served_names: tuple[str, ...],
     max_adapters: int,
     drain_seconds: float,
-) -> float:
-    """Start the replicas and the fronts; return when all are ready, with the time of the start.
+) -> str:
+    """Start the replicas and the fronts; return when all are ready, with an id of this start.
 
     An application that is there already is replaced without a pause. Raises RuntimeError.
     """
+    start = uuid.uuid4().hex
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
     replica = serve.deployment(
         with_adapters(max_adapters),
@@ -80,6 +84,7 @@ def deploy(
     front = serve.deployment(
         Front,
         name="front",
+        user_config={"start": start},  # a change of it replaces no front
         num_replicas=_FRONTS,
         ray_actor_options={"num_cpus": 0, "resources": _ON_THE_HEAD},
         health_check_period_s=1.0,
@@ -90,26 +95,26 @@ def deploy(
     replicas = replica.bind(arguments, os.getcwd())
     fronts = front.bind(replicas, served_names, settings.hosts, settings.host, settings.port)
     serve.run(fronts, name=APPLICATION, route_prefix=None)
-    return _deployed_at()
+    return start
 
 
-def disconnect(settings: argparse.Namespace, deployed: float | None, drain_seconds: float) -> None:
+def disconnect(settings: argparse.Namespace, start: str | None, drain_seconds: float) -> None:
     """Let the requests end, then stop what ``deploy`` started, and Ray if ``connect`` started it.
 
-    ``deployed``: what ``deploy`` returned. What a newer command has deployed stays. A second
-    signal (KeyboardInterrupt) ends the requests.
+    ``start``: what ``deploy`` returned. What another command has deployed stays. A second signal
+    (KeyboardInterrupt) ends the requests.
     """
     if not ray.is_initialized():
         return
     here = settings.address is None
     started = Descendants() if here else None
     try:
-        if here or deployed == _deployed_at():
+        if here or _start_that_serves() in (None, start):
             _drain(drain_seconds)
             serve.delete(APPLICATION, _blocking=False)
             _wait_until_gone(_STOP_SECONDS)
         else:
-            print("a newer command serves; what it started stays", file=sys.stderr)
+            print("another command serves; what it started stays", file=sys.stderr)
     except KeyboardInterrupt:
         print("a second signal: requests in flight are lost", file=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -132,10 +137,17 @@ def _how_many(settings: argparse.Namespace) -> dict[str, Any]:
     return {"autoscaling_config": {**limits, "target_ongoing_requests": target}}
 
 
-def _deployed_at() -> float:
-    """Return when the application was deployed last; 0 if there is none."""
-    found = serve.status().applications.get(APPLICATION)
-    return 0.0 if found is None else found.last_deployed_time_s
+def _start_that_serves() -> str | None:
+    """Return the id of the start whose fronts serve; None if no front answers.
+
+    Ray keeps the time of an application's first start, whichever command has replaced it since.
+    """
+    try:
+        front = serve.get_app_handle(APPLICATION)
+        found: str = front.start.remote().result(timeout_s=_ANSWER_SECONDS)
+    except (TimeoutError, RayError, RayServeException):
+        return None
+    return found
 
 
 def _drain(seconds: float) -> None:

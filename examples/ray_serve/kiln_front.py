@@ -52,6 +52,15 @@ class Front:
         if allowed_hosts is not None:  # the replicas check the origins of pages
             app = KnownHosts(app, allowed_hosts, ("*",))
         self._port = Port(RequestIds(app), host, port)
+        self._start = ""
+
+    def reconfigure(self, settings: dict[str, str]) -> None:
+        """Take over what the newest command says; Ray calls this."""
+        self._start = settings["start"]
+
+    async def start(self) -> str:
+        """Return the id of the command's start that serves."""
+        return self._start
 
     async def drain(self) -> None:
         """Accept no more requests, and return when those in flight have ended."""

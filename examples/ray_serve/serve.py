@@ -104,13 +104,13 @@ def main(argv: Sequence[str]) -> int:
     from kiln_cluster import connect, deploy, disconnect
 
     own.gpus = 0 if kiln.device == "cpu" else own.tp
-    deployed = None
+    start = None
     try:
         connect(own)
         # After ray.init, which sets a handler of its own. KeyboardInterrupt for both signals.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        deployed = deploy(own, passed, served_names(kiln), most_adapters, kiln.shutdown_timeout)
+        start = deploy(own, passed, served_names(kiln), most_adapters, kiln.shutdown_timeout)
         print(f"\nall replicas serve on http://{own.host}:{own.port}", flush=True)
         while True:
             time.sleep(3600)
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}\nThe lines above say why", file=sys.stderr)
         return 1
     finally:
-        disconnect(own, deployed, kiln.shutdown_timeout)
+        disconnect(own, start, kiln.shutdown_timeout)
 
 
 if __name__ == "__main__":

@@ -96,10 +96,12 @@ class Cluster:
 
 
 @contextmanager
-def running(log: Path, flags: Sequence[str] = FLAGS) -> Iterator[Cluster]:
-    """Run the command, which stops at the end; what it leaves is killed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def running(log: Path, flags: Sequence[str] = FLAGS, port: int | None = None) -> Iterator[Cluster]:
+    """Run the command, which stops at the end; what it leaves is killed.
+
+    ``port``: of the front; None: one that is free.
+    """
+    port = port or free_port()
     mark = uuid.uuid4().hex
     command = [sys.executable, "examples/ray_serve/serve.py", str(DEMO), *flags]
     with log.open("wb") as output:
@@ -126,6 +128,13 @@ def running(log: Path, flags: Sequence[str] = FLAGS) -> Iterator[Cluster]:
         finally:
             for pid in cluster.processes():
                 os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        found: int = free.getsockname()[1]
+    return found
 
 
 def parent_of(pid: int) -> int:
