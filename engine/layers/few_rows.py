@@ -1,0 +1,89 @@
+"""Products of a few rows by Kiln's kernel, where it is as fast as torch's.
+
+Measured on an H100 with 2 to 235 MB of weights (benchmarks/gpu_check_few_rows.md). Up to 8 rows the
+kernel is faster than cuBLAS and torch's fp8 products, up to 16 unless the weights are large. Only
+there does it run by itself; with KILN_LINEAR=jit it multiplies whatever it can, on any GPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kiln.jit_kernels.declare.settings import settings
+from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
+from kiln.jit_kernels.implementations import decision, may_run_kernel
+from kiln.jit_kernels.ops.linear.spec import MOST_ROWS, SKINNY_GEMM, why_not
+from kiln.jit_kernels.torch_ops import call
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_MOST_ROWS_OF_LARGE = 8
+LARGE_FLOATS, LARGE_BLOCKS = 40 * 2**20, 20 * 2**20  # bytes of weights
+_MEASURED = (9, 0)  # the compute capability
+
+
+def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
+    """Return the kernel if products of a model may run it on a device."""
+    may_run = may_run_kernel(SKINNY_GEMM, device, needs)
+    return [SKINNY_GEMM] if may_run and _most_rows(device, MOST_ROWS) else []
+
+
+def multiplies_few(
+    weight: torch.Tensor, dtype: torch.dtype, rows: int = 1, large: float = math.inf
+) -> bool:
+    """Whether ``multiply_few`` takes so many rows of a dtype for weights [out, in].
+
+    It does not if the kernel turns out to be missing, or rows of codes do not suit it. ``large``:
+    above so many bytes of weights, torch multiplies more than 8 rows as fast.
+    """
+    most = _MOST_ROWS_OF_LARGE if weight.nbytes > large else MOST_ROWS
+    if weight.dim() != 2 or dtype not in _DTYPES:
+        return False
+    if not 0 < rows <= _most_rows(weight.device, most):
+        return False
+    return may_run_kernel(SKINNY_GEMM, weight.device, {"scalar_t": SCALARS[dtype]})
+
+
+def multiply_few(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None = None,
+    x_scales: torch.Tensor | None = None,
+    large: float = math.inf,
+) -> bool:
+    """Write x @ weight.T + bias to out [num_rows, out], or return False.
+
+    ``large`` is that of ``multiplies_few``, the other arguments are those of ``skinny_gemm``.
+    """
+    if not multiplies_few(weight, out.dtype, len(x), large):
+        return False
+    arguments = {"x": x, "weight": weight, "x_scales": x_scales, "scales": scales, "bias": bias}
+    named = SKINNY_GEMM.parameters.Arguments(out=out, **arguments)
+    if why_not(named):
+        return False
+    variant = SKINNY_GEMM.bind(named).variant
+    if decision(SKINNY_GEMM, variant, x.device).implementation == "torch":
+        return False
+    call(SKINNY_GEMM, out=out, **arguments)
+    return True
+
+
+def told(weight: torch.Tensor, others: str) -> str:
+    """Return how codes are multiplied; ``others``: how more rows than the kernel takes are."""
+    if not multiplies_few(weight, torch.bfloat16):
+        return others
+    return f"up to {MOST_ROWS} rows by skinny_gemm, more: {others}"
+
+
+def _most_rows(device: torch.device, most: int) -> int:
+    """Return how many rows the kernel multiplies on a device; ``most``: where it was measured."""
+    if device.type != "cuda" or settings().kernel_choice(SKINNY_GEMM.family) == "jit":
+        return MOST_ROWS
+    # Without a GPU, kernels are compiled for others.
+    is_measured = not torch.cuda.is_available() or (
+        torch.cuda.get_device_capability(device) == _MEASURED
+    )
+    return most if is_measured else 0
