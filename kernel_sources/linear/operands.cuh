@@ -1,20 +1,20 @@
-// What a lane multiplies: 16 bytes of a row, as pairs of T that an mma takes.
+// What a lane multiplies: 16 bytes of a row, as the pairs of T that mma instructions take.
 //
-// With g = lane / 4 and t = lane % 4, a lane loads 16 neighbouring bytes of row g, the t-th of 64,
-// and multiplies them in one mma after the other. So the inputs have another order in an mma than
-// in memory, the same for weights and x.
+// Four neighbouring lanes share a row. Lane 4 g + t loads the t-th 16 bytes of 64 bytes of row g,
+// and passes its elements to one mma after the other, a few to each. The order of the inputs within
+// an mma is therefore not that of memory. It is the same for the weights and for x, which is all
+// that a sum of products needs.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/fp8.cuh"
+#include "kiln/rows/words.cuh"
 
 namespace kiln {
-
-struct alignas(16) Words { uint32_t w[4]; };
 
 // N pairs of neighbouring elements.
 template <int N> struct Pairs { uint32_t w[N]; };
 
-// Elements of T itself.
+// Elements that are stored as T.
 struct Plain {
   static constexpr int kElements = 8;  // of 16 bytes
   template <class T> KILN_FN static Pairs<4> pairs(const Words& from) {
@@ -22,7 +22,7 @@ struct Plain {
   }
 };
 
-// Codes of 8 bits, which are exact as T.
+// 8-bit floats. T, which is bf16 or fp16, can represent every one of them exactly.
 struct E4M3 {
   static constexpr int kElements = 16;
   template <class T> KILN_FN static Pairs<8> pairs(const Words& from) {
@@ -32,15 +32,5 @@ struct E4M3 {
     return to;
   }
 };
-
-// Load the first `left` of 8 elements from p on; the others are zeros. It is rarely called, and so
-// not inlined: less code compiles faster.
-template <class T> KILN_NOINLINE Words words_of(const T* p, int left) {
-  Words words{};
-#pragma unroll
-  for (int j = 0; j < 8; ++j)
-    if (j < left) words.w[j / 2] |= uint32_t(p[j].bits) << j % 2 * 16;
-  return words;
-}
 
 }  // namespace kiln

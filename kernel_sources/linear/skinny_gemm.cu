@@ -1,15 +1,16 @@
 // out[m, n] = bias[n] + the sum over k of x[m, k] * weight[n, k], for 1 to 8 * TILES rows of x
 //
-// x: [rows, inputs], of SCALAR_T, or of e4m3 with x_scales. weight: [outputs, inputs], the same.
-// With SCALED = kByOutput, weights have scales [outputs] and codes of x x_scales [rows]; with
-// kByBlock there is one for each 128 inputs: scales [outputs >> outputs_log2, inputs / 128],
-// x_scales [rows, inputs / 128]. bias: [outputs] or null. Strides are those of rows, in elements.
-// Codes are in rows of 16-byte aligned starts, and inputs is a multiple of 64, or with blocks of
-// 128. Other tensors may have any size and alignment.
-// Work split: a block has 16 outputs. Its 16 warps take pairs of 64 bytes of the rows in turn, and
-// their sums are added in the order of the warps. So a result's bits depend on inputs, the formats
-// and its own row alone, not on rows, outputs or TILES.
-// Memory: weights are constants, and are loaded before the kernel ahead has ended. Loads go
+// x: [rows, inputs] and weight: [outputs, inputs] are SCALAR_T or e4m3; e4m3 values are multiplied
+// by scales. SCALED = kByOutput: one scale for each output, and in x one for each row. kByBlock: one
+// for each 128 inputs of these, or of 128 outputs (outputs_log2 = 7). scales: [outputs >>
+// outputs_log2, scale_columns]. x_scales: [rows, 1 or inputs / 128]. bias: [outputs] or null.
+// Strides are counted in elements. Rows of e4m3 begin at multiples of 16 bytes, and have a multiple
+// of 64 elements, of 128 if SCALED = kByBlock. Other tensors may have any size and alignment.
+// Work split: a block computes 16 outputs. Its 16 warps take turns: each multiplies 128 bytes of
+// every row at a time. The sums of the warps are added in a fixed order. The bits of a result
+// depend on its row of x, its output's weights, `inputs` and the formats; they do not depend on the
+// other rows, on the number of outputs, or on TILES.
+// Memory: weights never change, so they are loaded before the kernel ahead has ended. Loads go
 // straight into registers; shared memory holds the sums of the warps.
 // Compile-time parameters (jit_kernels/ops/linear/spec.py): SCALAR_T, WEIGHT, INPUT, SCALED, TILES.
 #include "kiln/math/exact.cuh"
@@ -50,7 +51,8 @@ template <> struct Element<Plain> { using type = T; };
 using Weight = Element<WEIGHT>::type;
 using Input = Element<INPUT>::type;
 
-// A lane's elements of a row from k on; those behind its end are zeros. Rows of codes are whole.
+// Load a lane's elements of a row, from the k-th on. Elements behind the end of the row are zeros;
+// an e4m3 row ends with whole vectors.
 template <bool kEarly, class Source>
 KILN_FN Words part_of_row(const Source* row, int k, int inputs, bool aligned) {
   if (k >= inputs) return Words{};
@@ -60,7 +62,7 @@ KILN_FN Words part_of_row(const Source* row, int k, int inputs, bool aligned) {
   else return load_vector<Words>(row + k);
 }
 
-// A lane's elements of a chunk of 8 rows of x; rows that do not exist are zeros.
+// A lane's elements of a chunk of x, for one tile of 8 rows. If row is null, they are zeros.
 struct Inputs { Words words[kVectors]; };
 KILN_FN Inputs load_inputs(const Input* row, int k, int inputs, bool aligned) {
   Inputs loaded{};
@@ -71,7 +73,7 @@ KILN_FN Inputs load_inputs(const Input* row, int k, int inputs, bool aligned) {
   return loaded;
 }
 
-// Add the products of a chunk: of weights of the rows g and g + 8, and of 8 rows of x.
+// Multiply a chunk of 16 outputs, of which a lane has parts of two, by 8 rows of x.
 KILN_FN void multiply(float (&sum)[4], const Words& low, const Words& high, const Inputs& x) {
   const auto u = WEIGHT::pairs<T>(low), v = WEIGHT::pairs<T>(high);
 #pragma unroll
@@ -86,10 +88,11 @@ KILN_FN void multiply(float (&sum)[4], const Words& low, const Words& high, cons
   }
 }
 
-// The scales of a lane's four sums, for one column of scales. Of tokens that do not exist: any.
+// The scales of a lane's four sums. Sums of rows that do not exist are never written, so the scale
+// of the last row stands in for theirs.
 struct Scales {
-  const float *of_low, *of_high;  // of the outputs g and g + 8
-  const float* of_x;              // null: x has none
+  const float *of_low, *of_high;  // the scales of the outputs g and g + 8
+  const float* of_x;              // x_scales; null if x is not e4m3
   int64_t row, column;            // strides of of_x
   int32_t rows;
 
@@ -129,7 +132,7 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   for (int n = 0; n < TILES; ++n)
     xs[n] = n * 8 + group < rows ? static_cast<const Input*>(x) + (n * 8 + group) * x_stride
                                  : nullptr;
-  // This warp's chunks: pairs of neighbours, of all warps in turn.
+  // Where this warp's i-th chunk begins. A turn is two neighbouring chunks, then the next warp's.
   const auto at = [&](int i) { return ((i / 2 * kWarps + warp) * 2 + i % 2) * kChunk; };
   Words u[kAhead], v[kAhead];
 #pragma unroll
@@ -174,7 +177,7 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   }
   __syncthreads();
   const int m = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs, n = first + column;
-  if (m >= rows || m >= TILES * 8 || n >= outputs) return;
+  if (m >= rows || n >= outputs) return;
   float y = sums[0][m][column];
 #pragma unroll
   for (int w = 1; w < kWarps; ++w) y = add_rn(y, sums[w][m][column]);

@@ -102,7 +102,7 @@ def codes(rows, columns, gap=0):
         (codes(2, 192), codes(8, 192), 2, "codes in rows of 192; want a multiple of 128"),
         (codes(2, 64, 8), codes(8, 64), 1, "rows of codes of x do not begin at multiples of 16"),
         (codes(2, 64), codes(8, 64, 8), 1, "rows of codes of weight do not begin at multiples"),
-        (torch.ones(2, 64), torch.ones(8, 32), 0, r"x \[2, 64\], weight \[8, 32\], out \[2, 8\]"),
+        (torch.ones(2, 64), torch.ones(8, 32), 0, "shapes that do not fit each other"),
         (torch.ones(64, 2).T, torch.ones(8, 64), 0, "elements of a row are not side by side"),
         (torch.ones(2, 64), codes(8, 64), 0, r"codes in \['weight'\] and scales of \[\]"),
         (codes(2, 64), torch.ones(8, 64), 1, r"codes in \['x'\] and scales of \['x'\]"),

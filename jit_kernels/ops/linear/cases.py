@@ -10,7 +10,8 @@ from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.linear.reference import BLOCK
 
 MOST_ROWS = 8  # of a tile
-# "rows" are those of the last tile. Inputs of codes are rounded up to what codes are multiples of.
+# "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. If weights are fp8,
+# "inputs" is rounded up to the next multiple that the kernel takes.
 SIZES: list[Sizes] = [
     {"rows": 1, "outputs": 16, "inputs": 64},
     {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8},

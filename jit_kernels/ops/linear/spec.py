@@ -57,7 +57,8 @@ def why_not(a: Arguments) -> str:
     if not 1 <= rows <= MOST_ROWS or not size:
         return f"x is {rows} x {size}; want 1 to {MOST_ROWS} rows"
     if a.weight.shape[1] != size or a.out.shape != (rows, len(a.weight)):
-        return f"x {list(a.x.shape)}, weight {list(a.weight.shape)}, out {list(a.out.shape)}"
+        shapes = {name: list(getattr(a, name).shape) for name in ("x", "weight", "out")}
+        return f"shapes that do not fit each other: {shapes}"
     if any(one.stride(1) != 1 for one in (a.x, a.weight, a.out)):
         return "elements of a row are not side by side"
     return _why_no_codes(a, size)

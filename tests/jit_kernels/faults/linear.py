@@ -7,7 +7,7 @@ from skinny_products import alone, chained
 from kiln.jit_kernels.ops.linear.cases import SIZES
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
-_HEADER = {"header": "linear/operands.cuh"}
+_HEADER, _WORDS = {"header": "linear/operands.cuh"}, {"header": "kiln/rows/words.cuh"}
 _X_PLAIN, _X_CODED = {"input": "Plain"}, {"input": "E4M3"}
 _TWO_TILES = {"tiles": "2"}
 
@@ -42,9 +42,9 @@ _CHUNKS = [
      "  if (k + WEIGHT::kElements >= inputs) return", _ONE),
     ("elements behind the end of an odd row", "min(inputs - k, 8)", "8", _ODD),
     ("elements of words that are left out", "    if (j < left) words", "    words", _SHORT,
-     _HEADER),
+     _WORDS),
     ("the odd elements of words left out", "for (int j = 0; j < 8; ++j)",
-     "for (int j = 0; j < 8; j += 2)", _UNALIGNED, _HEADER),
+     "for (int j = 0; j < 8; j += 2)", _UNALIGNED, _WORDS),
     ("vectors in rows that are not aligned", "    if (!aligned) return", "    if (false) return",
      _UNALIGNED),
     ("the same chunks in every warp", "i / 2 * kWarps + warp) * 2", "i / 2 * kWarps) * 2",
