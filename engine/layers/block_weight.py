@@ -9,7 +9,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import LARGE_BLOCKS, multiplies_few, multiply_few, told
+from kiln.engine.layers.few_rows import LARGE_BLOCKS, describe_product, multiplies_few, multiply_few
 from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -64,7 +64,7 @@ class BlockWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"fp8, one scale per block of 128 x 128, {told(self.codes, DEQUANTISED)}"
+        return f"fp8, one scale per block of 128 x 128, {describe_product(self.codes, DEQUANTISED)}"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x with zeros behind, as many inputs as there are codes."""
@@ -157,5 +157,5 @@ class BlockGroupWeight(BlockWeight):
     def describe(self) -> str:
         """Say what is rounded."""
         fast = self.is_by_block and multiplies_blocks(self.codes)
-        product = told(self.codes, "torch's scaled_mm" if fast else DEQUANTISED)
+        product = describe_product(self.codes, "torch's scaled_mm" if fast else DEQUANTISED)
         return f"fp8, one scale per block of 128 x 128, activations per 128 of a token, {product}"

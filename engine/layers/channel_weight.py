@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.layers.few_rows import multiply_few, told
+from kiln.engine.layers.few_rows import describe_product, multiply_few
 from kiln.engine.layers.scaled_products import multiplies_rows, multiply_rows
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -37,10 +37,10 @@ class ChannelWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"{self._codes_name}, one scale per output, {self._told(DEQUANTISED)}"
+        return f"{self._codes_name}, one scale per output, {self._with_few_rows(DEQUANTISED)}"
 
-    def _told(self, others: str) -> str:
-        return told(self.codes, others) if self._is_fp8 else others
+    def _with_few_rows(self, others: str) -> str:
+        return describe_product(self.codes, others) if self._is_fp8 else others
 
     @property
     def _is_fp8(self) -> bool:
@@ -65,8 +65,8 @@ class RoundedProduct(ChannelWeight):
     @property
     def _product_name(self) -> str:
         if not multiplies_rows(self.codes):
-            return self._told(DEQUANTISED)
-        return "torch._int_mm" if not self._is_fp8 else self._told("torch._scaled_mm")
+            return self._with_few_rows(DEQUANTISED)
+        return "torch._int_mm" if not self._is_fp8 else self._with_few_rows("torch._scaled_mm")
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x rounded to codes, in its own dtype."""

@@ -1,8 +1,9 @@
 """Products of a few rows by Kiln's kernel, where it is as fast as torch's.
 
-Measured on an H100 with 2 to 235 MB of weights (benchmarks/gpu_check_few_rows.md). Up to 8 rows the
-kernel is faster than cuBLAS and torch's fp8 products, up to 16 unless the weights are large. Only
-there does it run by itself; with KILN_LINEAR=jit it multiplies whatever it can, on any GPU.
+benchmarks/gpu_check_few_rows.md has the times on an H100, for 2 to 235 MB of weights. Up to 8 rows
+the kernel is faster than cuBLAS and torch's fp8 products; up to 16 rows it is, unless the weights
+are large. With KILN_LINEAR=auto it runs in these cases alone, and only on such GPUs. With
+KILN_LINEAR=jit it runs on any GPU, for all rows and weights that it can multiply.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.implementations import decision, may_run_kernel
 from kiln.jit_kernels.ops.linear.spec import MOST_ROWS, SKINNY_GEMM, why_not
-from kiln.jit_kernels.torch_ops import call
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_ROWS_OF_LARGE = 8
@@ -34,8 +34,8 @@ def multiplies_few(
 ) -> bool:
     """Whether ``multiply_few`` takes so many rows of a dtype for weights [out, in].
 
-    It does not if the kernel turns out to be missing, or rows of codes do not suit it. ``large``:
-    above so many bytes of weights, torch multiplies more than 8 rows as fast.
+    It refuses them all the same if the kernel cannot be loaded, or cannot read such rows of codes.
+    ``large``: with more bytes of weights, torch is as fast for more than 8 rows.
     """
     most = _MOST_ROWS_OF_LARGE if weight.nbytes > large else MOST_ROWS
     if weight.dim() != 2 or dtype not in _DTYPES:
@@ -60,19 +60,19 @@ def multiply_few(
     """
     if not multiplies_few(weight, out.dtype, len(x), large):
         return False
-    arguments = {"x": x, "weight": weight, "x_scales": x_scales, "scales": scales, "bias": bias}
-    named = SKINNY_GEMM.parameters.Arguments(out=out, **arguments)
-    if why_not(named):
+    a = SKINNY_GEMM.parameters.Arguments(
+        out=out, x=x, weight=weight, x_scales=x_scales, scales=scales, bias=bias
+    )
+    if why_not(a):
         return False
-    variant = SKINNY_GEMM.bind(named).variant
-    if decision(SKINNY_GEMM, variant, x.device).implementation == "torch":
+    if decision(SKINNY_GEMM, SKINNY_GEMM.bind(a).variant, x.device).implementation == "torch":
         return False
-    call(SKINNY_GEMM, out=out, **arguments)
+    SKINNY_GEMM.operator(*a)
     return True
 
 
-def told(weight: torch.Tensor, others: str) -> str:
-    """Return how codes are multiplied; ``others``: how more rows than the kernel takes are."""
+def describe_product(weight: torch.Tensor, others: str) -> str:
+    """Return how codes are multiplied; ``others``: how that is done for more rows."""
     if not multiplies_few(weight, torch.bfloat16):
         return others
     return f"up to {MOST_ROWS} rows by skinny_gemm, more: {others}"
@@ -82,8 +82,6 @@ def _most_rows(device: torch.device, most: int) -> int:
     """Return how many rows the kernel multiplies on a device; ``most``: where it was measured."""
     if device.type != "cuda" or settings().kernel_choice(SKINNY_GEMM.family) == "jit":
         return MOST_ROWS
-    # Without a GPU, kernels are compiled for others.
-    is_measured = not torch.cuda.is_available() or (
-        torch.cuda.get_device_capability(device) == _MEASURED
-    )
+    # A device without an index stands for GPUs of other machines, for which kernels are compiled.
+    is_measured = device.index is None or (torch.cuda.get_device_capability(device) == _MEASURED)
     return most if is_measured else 0

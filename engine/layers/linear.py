@@ -28,8 +28,8 @@ opaque_operator(
 class Linear:
     """x [num_rows, in] -> [num_rows, out], whatever its weights. ``bias``: [out] or None.
 
-    ``is_opaque``: one operator multiplies, into which torch.compile does not look. It is so where
-    Kiln's kernel multiplies a few rows; quantised weights have an operator in any case.
+    ``is_opaque``: torch.compile sees one operator of Kiln's instead of torch's product. That is
+    needed where skinny_gemm may multiply; quantised weights have such an operator in any case.
     """
 
     weight: Weight
@@ -38,7 +38,7 @@ class Linear:
 
     @classmethod
     def of(cls, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
-        """Return the projection for inputs of a dtype, as is best on the weights' device."""
+        """Return the projection for inputs of a dtype, opaque if skinny_gemm may multiply them."""
         values = weight.values if isinstance(weight, DenseWeight) else None
         return cls(weight, bias, values is not None and multiplies_few(values, dtype))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from depth import at_depth
@@ -12,6 +14,7 @@ from kiln.engine.layers.channel_weight import ChannelWeight, StaticWeight, Token
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.layers.weight_parts import MixedWeight, join
+from kiln.jit_kernels import implementations
 
 FP8 = torch.float8_e4m3fn
 OUTPUTS, INPUTS = 72, 256
@@ -51,13 +54,20 @@ FORMS = {
 @pytest.fixture
 def runs(monkeypatch):
     """The numbers of rows that the kernel has multiplied."""
-    found, call = [], few_rows.call
+    found, decide = [], implementations._decide
 
-    def record(spec, **arguments):
-        found.append(len(arguments["x"]))
-        call(spec, **arguments)
+    def recording(spec, variant, device):
+        made = decide(spec, variant, device)
+        if spec.name != "skinny_gemm" or made.implementation == "torch":
+            return made
 
-    monkeypatch.setattr(few_rows, "call", record)
+        def run(a, bound):
+            found.append(len(a.x))
+            made.run(a, bound)
+
+        return dataclasses.replace(made, run=run)
+
+    monkeypatch.setattr(implementations, "_decide", recording)
     torch.manual_seed(5)
     return found
 
@@ -113,7 +123,7 @@ def test_the_log_says_which_rows_the_kernel_multiplies(environment):
         assert ("up to 16 rows by skinny_gemm, more: " in own) == (name != "dense"), own
 
 
-def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment):
+def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment, monkeypatch):
     weight = _dense()
     assert not Linear.of(weight, None, torch.bfloat16).is_opaque
     environment(KILN_CPU_KERNELS="host")
@@ -122,3 +132,11 @@ def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment)
     x = torch.randn(2, INPUTS).bfloat16()
     opaque = Linear.of(weight, None, torch.bfloat16)(x)
     torch.testing.assert_close(opaque, Linear(weight)(x), rtol=0.02, atol=0.02)
+    # A machine with another GPU compiles the kernel for an H100 all the same, but does not run it.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    needs = {"scalar_t": "kiln::bf16"}
+    environment()
+    assert few_rows.few_row_kernels(torch.device("cuda"), needs)
+    assert not few_rows.few_row_kernels(torch.device("cuda", 0), needs)
+    environment(KILN_LINEAR="jit")
+    assert few_rows.few_row_kernels(torch.device("cuda", 0), needs)
