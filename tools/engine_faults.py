@@ -111,10 +111,12 @@ def _write(folder: Path, rows: list[Row]) -> None:
     report = Report("engine_faults", command_line("tools/engine_faults.py"), rows)
     page = report.markdown(
         "Faults of the engine under load",
-        "Clients send one request after the other to a server on one machine. Told after: from the "
-        "signal to the error at the client, within 5 s. Back after: from the signal until "
-        "requests are served again; 1 s of it is the wait before a restart. Bytes: growth of "
-        "RssAnon + VmSwap, below 5 MB over all requests. The stub engine computes nothing.",
+        "Each client sends its next request when the one before has ended; server and clients run "
+        'on one machine. "Told after" is the time from the signal that hits the engine until a '
+        'client has its error; the limit is 5 s. "Back after" is the time from the signal until '
+        'a request is answered again; it includes the wait of 1 s before a restart. "Bytes" is '
+        "by how much the memory of a process grew (RssAnon + VmSwap); the limit is 5 MB for "
+        "1,000,000 requests. The stub engine computes nothing.",
         table(_COLUMNS, rows),
         "\n".join(f"- {row['trial']}: {fault}" for row in rows for fault in row["faults"][:5]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_WASTE = 0.125  # most of a bucket's rows that are padding, if a batch is not smaller than one
+_SKINNY_ROWS = 16  # the kernel skinny_gemm multiplies up to so many rows
 _COARSE, _MULTIPLE = 512, 64  # tokens: behind the first, buckets are multiples of the second
 
 
@@ -10,11 +11,14 @@ def decode_buckets(most: int) -> tuple[int, ...]:
     """Return sizes from 1 to ``most`` rows, at most an eighth of each being padding.
 
     Each bucket is the largest that wastes no more for a batch of one row more than the bucket
-    before. Up to 256 rows that gives 30 buckets.
+    before. One bucket has exactly as many rows as skinny_gemm takes: with a few rows of padding
+    more, a step could not use it. Up to 256 rows that gives 30 buckets.
     """
     sizes = [0]
     while sizes[-1] < most:
         largest = int((sizes[-1] + 1) / (1 - MAX_WASTE) + 1e-9)
+        if sizes[-1] < _SKINNY_ROWS < largest:
+            largest = _SKINNY_ROWS
         sizes.append(min(largest, most))
     return tuple(sizes[1:])
 

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
+from kiln.engine.layers.few_rows import LARGE_BLOCKS, describe_product, multiplies_few, multiply_few
 from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -63,12 +64,18 @@ class BlockWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"fp8, one scale per block of 128 x 128, {DEQUANTISED}"
+        return f"fp8, one scale per block of 128 x 128, {describe_product(self.codes, DEQUANTISED)}"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x with zeros behind, as many inputs as there are codes."""
         more = self.codes.shape[-1] - x.shape[1]
         return F.pad(x, (0, more)) if more else x
+
+    def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        whole = BlockWeight.activations(self, x)
+        if not multiply_few(whole, self.codes, out, bias, self.scales):
+            Weight.product(self, x, out, bias)
 
     def joins(self, other: Weight) -> bool:
         """Whether the outputs of both can be kept together."""
@@ -132,13 +139,23 @@ class BlockGroupWeight(BlockWeight):
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
         whole = BlockWeight.activations(self, x)
+        if self._multiplies_few(whole, out, bias):
+            return
         if not (self.is_by_block and multiply_blocks(whole, self.codes, self.scales, out)):
             Weight.product(self, x, out, None)
         if bias is not None:
             out += bias
 
+    def _multiplies_few(
+        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> bool:
+        if not multiplies_few(self.codes, out.dtype, len(x), LARGE_BLOCKS):
+            return False
+        codes, scales = quantize_per_group(x)
+        return multiply_few(codes, self.codes, out, bias, self.scales, scales)
+
     def describe(self) -> str:
         """Say what is rounded."""
         fast = self.is_by_block and multiplies_blocks(self.codes)
-        product = "torch's scaled_mm" if fast else DEQUANTISED
+        product = describe_product(self.codes, "torch's scaled_mm" if fast else DEQUANTISED)
         return f"fp8, one scale per block of 128 x 128, activations per 128 of a token, {product}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.engine.layers.few_rows import describe_product, multiply_few
 from kiln.engine.layers.scaled_products import multiplies_rows, multiply_rows
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -29,9 +30,21 @@ class ChannelWeight(Weight):
         """Return the weights of some outputs."""
         return dequantize(self.codes, self.scales, outputs, dtype, self.codes.shape[-1])
 
+    def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        if not (self._is_fp8 and multiply_few(x, self.codes, out, bias, self.scales)):
+            Weight.product(self, x, out, bias)
+
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"{self._codes_name}, one scale per output, {DEQUANTISED}"
+        return f"{self._codes_name}, one scale per output, {self._with_few_rows(DEQUANTISED)}"
+
+    def _with_few_rows(self, others: str) -> str:
+        return describe_product(self.codes, others) if self._is_fp8 else others
+
+    @property
+    def _is_fp8(self) -> bool:
+        return self.codes.dtype == torch.float8_e4m3fn
 
     @property
     def _codes_name(self) -> str:
@@ -52,8 +65,8 @@ class RoundedProduct(ChannelWeight):
     @property
     def _product_name(self) -> str:
         if not multiplies_rows(self.codes):
-            return DEQUANTISED
-        return "torch._int_mm" if self.codes.dtype == torch.int8 else "torch._scaled_mm"
+            return self._with_few_rows(DEQUANTISED)
+        return "torch._int_mm" if not self._is_fp8 else self._with_few_rows("torch._scaled_mm")
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x rounded to codes, in its own dtype."""
@@ -62,8 +75,11 @@ class RoundedProduct(ChannelWeight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if not multiply_rows(*self.rounded(x, None), self.codes, self.scales, out):
-            ChannelWeight.product(self, x, out, None)
+        rounded, x_scales = self.rounded(x, None)
+        if self._is_fp8 and multiply_few(rounded, self.codes, out, bias, self.scales, x_scales):
+            return
+        if not multiply_rows(rounded, x_scales, self.codes, self.scales, out):
+            Weight.product(self, x, out, None)
         if bias is not None:
             out += bias
 

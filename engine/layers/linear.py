@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.engine.layers.few_rows import multiplies_few
 from kiln.engine.layers.opaque import opaque_operator
-from kiln.engine.layers.weight import Tensors, Weight
+from kiln.engine.layers.weight import DenseWeight, Tensors, Weight
 from kiln.engine.layers.weight_parts import weight_of
 
 
@@ -25,11 +26,24 @@ opaque_operator(
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x [num_rows, in] -> [num_rows, out], whatever its weights. ``bias``: [out] or None."""
+    """x [num_rows, in] -> [num_rows, out], whatever its weights. ``bias``: [out] or None.
+
+    ``is_opaque``: torch.compile sees one operator of Kiln's instead of torch's product. That is
+    needed where skinny_gemm may multiply; quantised weights have such an operator in any case.
+    """
 
     weight: Weight
     bias: torch.Tensor | None = None
+    is_opaque: bool = False
+
+    @classmethod
+    def of(cls, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+        """Return the projection for inputs of a dtype, opaque if skinny_gemm may multiply them."""
+        values = weight.values if isinstance(weight, DenseWeight) else None
+        return cls(weight, bias, values is not None and multiplies_few(values, dtype))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias."""
+        if self.is_opaque:
+            return Weight.linear(self.weight, x, self.bias)
         return self.weight.linear(x, self.bias)

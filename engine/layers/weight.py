@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import is_fake
 
+from kiln.engine.layers.few_rows import LARGE_FLOATS, multiply_few
+
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
 TILE_BYTES = 2**26  # of dequantised weights at once
 _TILE_STEP = 128  # outputs
@@ -239,6 +241,8 @@ class DenseWeight(Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
+        if multiply_few(x, self.values, out, bias, large=LARGE_FLOATS):
+            return
         if bias is None:
             torch.mm(x, self.values.T, out=out)
         else:

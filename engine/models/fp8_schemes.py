@@ -44,6 +44,11 @@ class ChannelFP8(Scheme):
         return self.activations != "none"
 
     @property
+    def fp8_scales(self) -> str:  # type: ignore[override]
+        """What a scale belongs to, if the codes are floats."""
+        return "output" if self.dtype == FP8 else ""
+
+    @property
     def shares_fields(self) -> bool:  # type: ignore[override]
         """Whether there is one scale for all activations."""
         return self.activations == "static"
@@ -96,6 +101,7 @@ class BlockFP8(Scheme):
     suffix: str
     rounds: bool = True
     bits_per_weight = 8.0
+    fp8_scales = "block"
 
     @property
     def suffixes(self) -> frozenset[str]:
@@ -141,6 +147,7 @@ class AtLoadFP8(Scheme):
     """
 
     dtype: torch.dtype
+    fp8_scales = "output"
 
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module."""

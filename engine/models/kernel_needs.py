@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -21,6 +22,8 @@ from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
+
+_SCALED = MappingProxyType({"output": "kByOutput", "block": "kByBlock"})  # of skinny_gemm
 
 
 def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
@@ -57,9 +60,14 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         routing = {"router_t": router, "max_experts": expert_capacity(experts.num_experts)}
         if not ROUTE_TOKENS.has_variant(routing):  # route_tokens converts the logits
             routing["router_t"] = "float"
+    fp8_scales = {one.fp8_scales for one in config.quantization.schemes} - {""}
+    codes = ["Plain", "E4M3"] if fp8_scales else ["Plain"]
     return {
         "scalar_t": scalar,
         **routing,
+        "weight": codes,
+        "input": codes if config.quantization.rounds_activations else ["Plain"],
+        "scaled": ["kNone", *(_SCALED[one] for one in sorted(fp8_scales))],
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",

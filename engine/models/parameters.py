@@ -106,7 +106,7 @@ class Parameters:
         if projection.order:
             weight = weight.reordered(projection.order)
             bias = None if bias is None else bias[list(projection.order)]
-        return self._wrapped(projection, Linear(weight, bias))
+        return self._wrapped(projection, Linear.of(weight, bias, dtype or self.dtype))
 
     def embedding(
         self, name: str, vocabulary: Share, hidden_size: int, twin: str | None = None
@@ -150,7 +150,7 @@ class Parameters:
             if not self._equals(name, weight, rows):
                 return self.linear(projection)
         self._weights.ignore(name)
-        return self._wrapped(projection, Linear(DenseWeight(weight)))
+        return self._wrapped(projection, Linear.of(DenseWeight(weight), None, self.dtype))
 
     def _equals(self, name: str, weight: torch.Tensor, rows: Share) -> bool:
         """Whether the rank's rows of a tensor equal ``weight``; reads few at a time, for memory."""

@@ -33,6 +33,11 @@ class Quantization(ABC):
     bits: float
     rounds_activations = False  # whether products round their inputs, which takes a kernel
 
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The schemes of its modules, without that of floats, as far as the config tells."""
+        return ()
+
     @abstractmethod
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module.

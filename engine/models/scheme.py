@@ -97,10 +97,12 @@ class Part:
 class Scheme(ABC):
     """How the weights of a module are stored. Equal schemes read equal modules.
 
-    ``shares_fields``: whether a Weight of it has fields that belong to all outputs.
+    ``shares_fields``: whether a Weight of it has fields that belong to all outputs. ``fp8_scales``:
+    what a scale of its 8-bit floats belongs to, "output" or "block"; empty: it has none.
     """
 
     shares_fields = False
+    fp8_scales = ""
 
     @abstractmethod
     def read(self, part: Part) -> Weight:

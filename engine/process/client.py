@@ -89,7 +89,8 @@ class EngineClient:
         for socket in (self._requests, self._outputs):
             socket.set_hwm(0)
             socket.linger = 0
-        # A socket that connects queues what it is given until the engine binds and reads it.
+        # ZeroMQ queues what is sent on a socket that connects, also before the other side has
+        # bound. A socket that binds would refuse messages until the engine has connected.
         self._requests.connect(requests_address(self._process.folder))
         self._outputs.bind(outputs_address(self._process.folder))
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]

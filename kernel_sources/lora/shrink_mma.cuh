@@ -5,21 +5,10 @@
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/mma.cuh"
 #include "kiln/rows/vec.cuh"
+#include "kiln/rows/words.cuh"
 #include "lora/parts.cuh"
 
 namespace kiln {
-
-struct alignas(16) Words { uint32_t w[4]; };  // 8 neighbours of a row
-
-// Load the first `left` of 8 elements from p on; the others are zeros. It is rarely called, and so
-// not inlined: less code compiles faster.
-template <class T> KILN_NOINLINE Words words_of(const T* p, int left) {
-  Words words{};
-#pragma unroll
-  for (int j = 0; j < 8; ++j)
-    if (j < left) words.w[j / 2] |= uint32_t(p[j].bits) << j % 2 * 16;
-  return words;
-}
 
 // Load the elements i to i + 7 of a row; those behind its end are zeros. kAligned: the row begins
 // at a multiple of 16 bytes, and its size is a multiple of 8. It does not change the result.

@@ -56,7 +56,9 @@ SECTIONS = {
     "lora_steps": Section("gpu.lora_steps", "lora_steps", 100, 56, 46),
     "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100, 48, 2),
     "all_reduce_latency": Section("gpu.all_reduce", "latency", 60, 11, 2),
-    "quantised_products": Section("gpu.quantised", "products", 100, 40, 6),
+    # 0.5 GiB of weights at a time, in copies.
+    "few_row_products": Section("gpu.few_rows", "products", 60, 12, 4),
+    "quantised_products": Section("gpu.quantised", "products", 100, 31, 6),
     # Up to four ranks, each with a context and small buffers.
     "all_reduce_ipc": Section("gpu.all_reduce_ipc", "ipc", 120, 50, 6, True, cores=4),
     # Up to five engines at once, of two to four ranks with tiny models; NCCL's buffers.

@@ -13,7 +13,7 @@ Source: compressed-tensors' QuantizationConfig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from kiln.engine.errors import ModelError
@@ -59,6 +59,11 @@ class CompressedTensors(Quantization):
     rounds_activations: bool = False
     _settled: set[str] = field(default_factory=set, compare=False, repr=False)
     method = "compressed-tensors"
+
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The schemes of all groups."""
+        return [group.scheme for group in self.groups]
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module."""

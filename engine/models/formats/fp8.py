@@ -12,6 +12,7 @@ Source: transformers' FineGrainedFP8Config, AutoFP8
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +39,11 @@ class FP8(Quantization):
     method = "fp8"
     bits = 8.0
     rounds_activations = True
+
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The scheme of what is not listed."""
+        return (self.stored,)
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module."""

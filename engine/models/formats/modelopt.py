@@ -14,6 +14,7 @@ Source: ModelOpt's export of unified Hugging Face checkpoints
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from kiln.engine.layers.block_weight import BLOCK
@@ -69,6 +70,11 @@ class ModelOpt(Quantization):
     rounds_activations: bool = True
     method = "modelopt"
     bits = 8.0
+
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The scheme of what is not excluded."""
+        return (_SCHEMES[self.algorithm],)
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module."""

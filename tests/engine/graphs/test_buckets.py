@@ -12,6 +12,7 @@ from kiln.engine.config import GraphConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.runner.capture import FEW_ROWS, MOST_PREFILL_TOKENS, graph_keys
+from kiln.jit_kernels.ops.linear.spec import MOST_ROWS
 
 MOST = range(1, 1025)
 
@@ -37,7 +38,12 @@ def test_there_are_no_more_decode_buckets_than_the_bound_needs():
     sizes = decode_buckets(1024)
     assert len(decode_buckets(256)) == 30
     for before, size in pairwise((0, *sizes[:-1])):
-        assert 8 * (size - before) > size + 1
+        assert 8 * (size - before) > size + 1 or size == MOST_ROWS
+
+
+def test_products_of_few_rows_have_a_bucket_of_all_that_they_take():
+    for most in range(MOST_ROWS, 1025):
+        assert MOST_ROWS in decode_buckets(most)
 
 
 def test_token_buckets_ascend_and_cover_every_step():

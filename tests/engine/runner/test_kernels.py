@@ -33,6 +33,7 @@ PLAIN = {
     "step_inputs": 1, "sample_tokens": 1, "token_edits": 1, "ban_words": 1, "rope_store": 1,
     "shared_blocks": 1, "attention_plan": 1, "paged_attention": 1, "prefill_plan": 1,
     "fused_add_rms_norm": 1, "silu_and_mul": 1,
+    "skinny_gemm": 2,
 }  # fmt: skip
 PREFILL = {"sm_80": {"paged_prefill": 1}, "sm_90a": {"paged_prefill_wgmma": 1}}
 ROUTING = {"route_tokens": 1, "align_tokens": 1}

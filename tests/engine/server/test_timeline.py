@@ -32,10 +32,12 @@ def watched(client, since, until):
 
 
 def position(client):
-    """The position behind all records of earlier requests."""
+    """The position behind all records of earlier requests, and of one more, which is the last."""
     before = client.get("/timeline").json()["next"]
+    time.sleep(0.1)  # so that its step began clearly later than any other
+    begun = time.time() - 0.05
     client.post("/v1/completions", json={"prompt": [5], "max_tokens": 1})
-    return watched(client, before, bool)[0]
+    return watched(client, before, lambda found: any(s["begun"] > begun for s in found))[0]
 
 
 def test_steps_say_their_graph_or_why_they_have_none(opened, until_idle):

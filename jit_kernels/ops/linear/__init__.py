@@ -1,0 +1,1 @@
+"""Products of a few rows with the weights of a projection."""

@@ -1,0 +1,28 @@
+"""The public function that multiplies a few rows with weights."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
+from kiln.jit_kernels.torch_ops import call
+
+
+def skinny_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    x_scales: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Write x @ weight.T + bias to out [rows, outputs], for 1 to 16 rows.
+
+    x: [rows, inputs], weight: [outputs, inputs], bias: [outputs], all of out's dtype, bf16 or fp16.
+    Or weight, and x too, are codes float8_e4m3fn. Then scales are float32 [outputs, 1] and
+    x_scales [rows, 1]; or, with one for each 128 inputs, scales [outputs, inputs / 128] or
+    [outputs / 128, inputs / 128], rounded up, with any columns behind, and x_scales [rows, inputs /
+    128]. A result's bits do not depend on the other rows. Raises ValueError.
+    """
+    call(SKINNY_GEMM, out=out, x=x, weight=weight, x_scales=x_scales, scales=scales, bias=bias)

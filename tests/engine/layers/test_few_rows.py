@@ -1,0 +1,142 @@
+"""Products of a few rows run Kiln's kernel where they may, whatever the form of the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from depth import at_depth
+
+from kiln.engine.layers import few_rows
+from kiln.engine.layers.block_weight import BlockGroupWeight, BlockWeight
+from kiln.engine.layers.channel_weight import ChannelWeight, StaticWeight, TokenWeight
+from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.weight import DenseWeight, Weight
+from kiln.engine.layers.weight_parts import MixedWeight, join
+from kiln.jit_kernels import implementations
+
+FP8 = torch.float8_e4m3fn
+OUTPUTS, INPUTS = 72, 256
+BOUND = 8e-3  # of a row, relative to its length: the rounding of inputs and results to bf16
+
+
+def _codes(*size: int) -> torch.Tensor:
+    return torch.randn(size).to(FP8)
+
+
+def _scales(*size: int) -> torch.Tensor:
+    return 0.01 + 0.1 * torch.rand(size)
+
+
+def _dense(outputs: int = OUTPUTS) -> Weight:
+    return DenseWeight(torch.randn(outputs, INPUTS).bfloat16() / 16)
+
+
+def _block(kind: type[BlockWeight], first: int = 0) -> BlockWeight:
+    return kind.of(_codes(OUTPUTS, INPUTS), _scales(1 + (first > 56), INPUTS // 128), first)
+
+
+FORMS = {
+    "dense": _dense,
+    "channel": lambda: ChannelWeight(_codes(OUTPUTS, INPUTS), _scales(OUTPUTS, 1)),
+    "token": lambda: TokenWeight(_codes(OUTPUTS, INPUTS), _scales(OUTPUTS, 1)),
+    "static": lambda: StaticWeight(
+        _codes(OUTPUTS, INPUTS), _scales(OUTPUTS, 1), torch.tensor([0.02])
+    ),
+    "block": lambda: _block(BlockWeight),
+    "block from the middle": lambda: _block(BlockWeight, 100),
+    "block group": lambda: _block(BlockGroupWeight),
+    "mixed": lambda: join([FORMS["token"](), _dense(8)]),
+}
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The numbers of rows that the kernel has multiplied."""
+    found, decide = [], implementations._decide
+
+    def recording(spec, variant, device):
+        made = decide(spec, variant, device)
+        if spec.name != "skinny_gemm" or made.implementation == "torch":
+            return made
+
+        def run(a, bound):
+            found.append(len(a.x))
+            made.run(a, bound)
+
+        return dataclasses.replace(made, run=run)
+
+    monkeypatch.setattr(implementations, "_decide", recording)
+    torch.manual_seed(5)
+    return found
+
+
+def _assert_right(weight: Weight, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+    out = torch.full((len(x), weight.out_features), torch.nan, dtype=x.dtype)
+    weight.product(x, out, bias)
+    parts = weight.parts if isinstance(weight, MixedWeight) else (weight,)
+    wide = [
+        one.activations(x.float()).double() @ one.dequantized(slice(None), torch.float32).double().T
+        for one in parts
+    ]
+    exact = torch.cat(wide, dim=1) + (0 if bias is None else bias.double())
+    assert float(((out.double() - exact).norm(dim=1) / exact.norm(dim=1)).max()) < BOUND
+
+
+@pytest.mark.parametrize("rows", at_depth([3, 16], [1, 2, 8, 9, 16]))
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_multiplies_up_to_16_rows_with_the_kernel(environment, runs, name, rows):
+    environment(KILN_CPU_KERNELS="host")
+    weight, x = FORMS[name](), torch.randn(rows, INPUTS).bfloat16()
+    bias = torch.randn(weight.out_features).bfloat16()
+    for own in (None, bias):
+        _assert_right(weight, x, own)
+    assert runs == [rows] * (4 if name == "mixed" else 2)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_more_rows_other_dtypes_and_toggles_do_not(environment, runs, name):
+    environment(KILN_CPU_KERNELS="host")
+    weight = FORMS[name]()
+    _assert_right(weight, torch.randn(17, INPUTS).bfloat16(), None)
+    environment(KILN_CPU_KERNELS="host", KILN_LINEAR="torch")
+    _assert_right(weight, torch.randn(2, INPUTS).bfloat16(), None)
+    environment()
+    _assert_right(weight, torch.randn(2, INPUTS).bfloat16(), None)
+    assert not runs
+
+
+def test_rows_of_codes_that_do_not_suit_the_kernel_are_multiplied_otherwise(environment, runs):
+    environment(KILN_CPU_KERNELS="host")
+    weight = ChannelWeight(_codes(16, 96), _scales(16, 1))
+    _assert_right(weight, torch.randn(2, 96).bfloat16(), None)
+    assert not runs
+
+
+def test_the_log_says_which_rows_the_kernel_multiplies(environment):
+    said = {name: make().describe() for name, make in FORMS.items()}
+    assert not any("skinny_gemm" in text for text in said.values())
+    environment(KILN_CPU_KERNELS="host")
+    for name, make in FORMS.items():
+        own = make().describe()
+        assert ("up to 16 rows by skinny_gemm, more: " in own) == (name != "dense"), own
+
+
+def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment, monkeypatch):
+    weight = _dense()
+    assert not Linear.of(weight, None, torch.bfloat16).is_opaque
+    environment(KILN_CPU_KERNELS="host")
+    assert Linear.of(weight, None, torch.bfloat16).is_opaque
+    assert not Linear.of(weight, None, torch.float32).is_opaque
+    x = torch.randn(2, INPUTS).bfloat16()
+    opaque = Linear.of(weight, None, torch.bfloat16)(x)
+    torch.testing.assert_close(opaque, Linear(weight)(x), rtol=0.02, atol=0.02)
+    # A machine with another GPU compiles the kernel for an H100 all the same, but does not run it.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    needs = {"scalar_t": "kiln::bf16"}
+    environment()
+    assert few_rows.few_row_kernels(torch.device("cuda"), needs)
+    assert not few_rows.few_row_kernels(torch.device("cuda", 0), needs)
+    environment(KILN_LINEAR="jit")
+    assert few_rows.few_row_kernels(torch.device("cuda", 0), needs)

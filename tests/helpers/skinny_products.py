@@ -1,0 +1,100 @@
+"""Products of few rows: random ones whose bits tell much, and scenarios for planted faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from kiln.jit_kernels.declare.errors import HostFault
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import error_of, expected
+from kiln.jit_kernels.declare.settings import settings
+from kiln.jit_kernels.declare.spec import HOST_GPU, Variant, label
+from kiln.jit_kernels.ops.linear.reference import BLOCK
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
+from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.host_world import HostKernel, World
+from kiln.jit_kernels.toolchains.template import Unit
+
+_CHAINED = {"rows": 3, "outputs": 64, "inputs": 64}
+_LIFT = 2**10  # above the subnormal numbers of fp16
+
+
+def random_products(variant: Variant, count: int) -> Iterator[tuple[Arguments, random.Random]]:
+    """Yield products of eight rows in each tile, and a source of further choices.
+
+    In most of them all that is left is the rounding of float32: it differs in another order.
+    """
+    chance = random.Random(str(sorted(variant.items())))
+    for number in range(count):
+        inputs = chance.choice((chance.randint(1, 300), 8 * chance.randint(1, 300), 2200))
+        sizes = {"rows": 8, "outputs": chance.randint(1, 50), "inputs": inputs}
+        sizes |= {"gap": chance.choice((0, 3, 8)), "bias": chance.randint(0, 1), "by_row": 1}
+        torch.manual_seed(chance.randrange(2**31))
+        a = SKINNY_GEMM.make_arguments(variant, sizes, "cpu")
+        yield (_cancelling(a) if number % 3 else a), chance
+
+
+def _cancelling(a: Arguments) -> Arguments:
+    """Return a product whose second half, in whole blocks, is the first with another sign."""
+    step, word = (1, torch.int16) if a.scales is None else (BLOCK, torch.int8)
+    half = a.x.shape[1] // step // 2 * step
+    x = a.x.view(torch.int8 if a.x_scales is not None else torch.int16)
+    weight = a.weight.view(word)
+    x[:, half : 2 * half] = x[:, :half]
+    weight[:, half : 2 * half] = weight[:, :half] ^ torch.iinfo(word).min  # the sign
+    weight[:, 2 * half :] = 0
+    for scales in (a.scales, a.x_scales):
+        if scales is not None:
+            of_half = half // BLOCK if scales.shape[1] > 1 else 0
+            scales[:, of_half : 2 * of_half] = scales[:, :of_half]
+    if a.scales is None:
+        a.x.mul_(_LIFT)
+    else:
+        a.scales.mul_(_LIFT)
+    return a._replace(bias=None)
+
+
+def alone(
+    unit_of: Callable[..., Unit], kernels: Sequence[str], seed: int, *, scaled: str
+) -> str | None:
+    """Multiply 16 rows together and one of them alone; return whose bits differ."""
+    spec, needs = SKINNY_GEMM, {"scaled": scaled, "input": "Plain"}
+    one, two = (next(spec.variants({**needs, "tiles": tiles})) for tiles in ("1", "2"))
+    for a, chance in random_products(two, 12):
+        row = chance.randrange(len(a.x))
+        own = a._replace(x=a.x[row : row + 1], out=a.out[row : row + 1].clone())
+        for variant, arguments in ((one, own), (two, a)):
+            host.launch(_built(unit_of, variant), spec, arguments, seed=seed)
+        if not torch.equal(own.out.view(torch.int16), a.out[row : row + 1].view(torch.int16)):
+            return f"row {row} of {tuple(a.x.shape)} has other bits alone"
+    return None
+
+
+def _built(unit_of: Callable[..., Unit], variant: Variant) -> HostKernel:
+    spec, name = SKINNY_GEMM, label(SKINNY_GEMM, variant)
+    unit = unit_of(spec, variant)
+    return host.build(unit, spec.entry, spec.c_types, name=name, checked=True, env=settings())
+
+
+def chained(unit_of: Callable[..., Unit], kernels: Sequence[str], seed: int) -> str | None:
+    """Launch a product, then, early, one whose x is its result; return what went wrong."""
+    spec = SKINNY_GEMM
+    variant = next(spec.variants({"scaled": "kNone"}))
+    torch.manual_seed(seed)
+    ahead, second = (spec.make_arguments(variant, _CHAINED, "cpu") for _ in range(2))
+    second = second._replace(x=ahead.out)
+    built = _built(unit_of, variant)
+    world = World(checked=True, seed=seed)
+    for a in (ahead, second):
+        bound = spec.bind(a)
+        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+        world.enqueue(0, built, geometry, spec.kernel_values(a, bound), overlaps=True)
+    try:
+        world.run()
+    except HostFault as fault:
+        return str(fault)
+    parity = error_of(spec, variant, second, expected(spec, second))
+    return None if parity.holds else f"wrong result: error {parity.error:.3g}"

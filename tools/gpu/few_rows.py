@@ -1,0 +1,121 @@
+"""Products of a few rows: Kiln's kernel beside torch's products, and the bits of a row alone."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gpu.pace import Pace, Row
+from kiln.engine.layers.block_weight import BlockGroupWeight, BlockWeight
+from kiln.engine.layers.channel_weight import ChannelWeight, TokenWeight
+from kiln.engine.layers.scaled_products import multiply_blocks, multiply_rows
+from kiln.engine.layers.weight import DenseWeight, Weight
+from kiln.engine.models.fp8_schemes import BlockFP8, ChannelFP8
+from kiln.jit_kernels.bench.ceilings import measure_ceilings
+from kiln.jit_kernels.bench.timing import Call, GpuWork, time_side_by_side
+from kiln.jit_kernels.ops.linear.functions import skinny_gemm
+from kiln.jit_kernels.ops.linear.spec import MOST_ROWS
+from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
+
+# Outputs and inputs of qkv, o, gate_up and down: of Qwen3-0.6B and of Llama-3-8B.
+SMALL = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
+LARGE = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+ROWS = (1, 8, MOST_ROWS)
+_ROUNDS = 30
+_COLD_BYTES, _MOST_COPIES = 2**28, 40  # of weights that the products of a graph read in turn
+FORMS: Mapping[str, Callable[[torch.Tensor], Weight]] = {
+    "bf16": DenseWeight,
+    "fp8 channel, weights only": ChannelFP8("channel", "none").quantized,
+    "fp8 channel, token": ChannelFP8("channel", "token").quantized,
+    "fp8 block, weights only": BlockFP8("", rounds=False).quantized,
+    "fp8 block, groups of 128": BlockFP8("").quantized,
+}
+
+
+def products(args: argparse.Namespace) -> list[Row]:
+    """Return one row per form, size and number of rows: microseconds, and whether bits agree."""
+    copied = measure_ceilings("cuda").copy_bytes_s
+    cases = [(form, size) for form in FORMS for size in LARGE]
+    cases += [("bf16", size) for size in SMALL]
+
+    def rows_of(case: tuple[str, tuple[int, int]]) -> Iterable[Row]:
+        return rows_of_form(*case, "cuda", copied)
+
+    return Pace(args, seconds=50).rows(cases, lambda case: f"{case[0]} {case[1]}", rows_of)
+
+
+def rows_of_form(form: str, size: tuple[int, int], device: str, copied: float) -> list[Row]:
+    """Return the rows of one form and size; ``copied``: bytes per second of a copy."""
+    torch.manual_seed(0)
+    values = torch.randn(size, device=device).mul_(0.02).bfloat16()
+    weight = FORMS[form](values)
+    moved = sum(one.nbytes for one in weight.tensors if one is not None)
+    copies = [weight]
+    while device == "cuda" and len(copies) < min(_MOST_COPIES, -(-_COLD_BYTES // moved)):
+        copies.append(copy.deepcopy(weight))
+    x = torch.randn(MOST_ROWS, size[1], device=device).bfloat16()
+    together = _run(weight, x)
+    alone = [_run(weight, x[row : row + 1]) for row in range(MOST_ROWS)]
+    found = []
+    for rows in ROWS:
+        row: Row = {"form": form, "outputs": size[0], "inputs": size[1], "rows": rows}
+        row["mb"] = round(moved / 1e6, 1)
+        row["ok"] = torch.equal(together, torch.cat(alone))
+        if device == "cuda":
+            row |= _times(copies, x[:rows], moved / copied * 1e6)
+        found.append(row)
+    return found
+
+
+def _run(weight: Weight, x: torch.Tensor) -> torch.Tensor:
+    out = x.new_full((len(x), weight.out_features), torch.nan)
+    _calls(weight, x, out)["kernel"]()
+    return out
+
+
+def _times(copies: list[Weight], x: torch.Tensor, floor: float) -> dict[str, Any]:
+    """Return the microseconds of a product, and the share of a copy's bandwidth."""
+    out = x.new_empty(len(x), copies[0].out_features)
+    calls = [_calls(one, x, out) for one in copies]
+    works = {name: GpuWork([own[name] for own in calls]) for name in calls[0]}
+    times = {
+        name: one.median_us for name, one in time_side_by_side(works, max_rounds=_ROUNDS).items()
+    }
+    return {
+        **{f"{name}_us": round(one, 2) for name, one in times.items()},
+        "of_copy": round(floor / times["kernel"], 2),
+        "speed": round(times["torch"] / times["kernel"], 2),
+    }
+
+
+def _calls(weight: Weight, x: torch.Tensor, out: torch.Tensor) -> dict[str, Call]:
+    """Return the product by the kernel, and by torch; the rounding of x to groups is in both."""
+    if isinstance(weight, DenseWeight):
+        values = weight.values
+        return {
+            "kernel": lambda: skinny_gemm(x, values, out),
+            "torch": lambda: torch.mm(x, values.T, out=out),
+        }
+    assert isinstance(weight, ChannelWeight | BlockWeight)
+    codes, scales = weight.codes, weight.scales
+    if isinstance(weight, TokenWeight):
+        own, x_scales = weight.rounded(x, None)
+        return {
+            "kernel": lambda: skinny_gemm(own, codes, out, scales=scales, x_scales=x_scales),
+            "torch": lambda: multiply_rows(own, x_scales, codes, scales, out),
+        }
+    if isinstance(weight, BlockGroupWeight):
+
+        def by_kernel() -> None:
+            own, x_scales = quantize_per_group(x)
+            skinny_gemm(own, codes, out, scales=scales, x_scales=x_scales)
+
+        return {"kernel": by_kernel, "torch": lambda: multiply_blocks(x, codes, scales, out)}
+    return {
+        "kernel": lambda: skinny_gemm(x, codes, out, scales=scales),
+        "torch": lambda: Weight.product(weight, x, out, None),
+    }
