@@ -1,0 +1,32 @@
+"""The order in which codes of 4 bits are kept, so that tensor cores can take them as they are.
+
+A row is padded with zeros to a multiple of 128 codes. Each 128 are 16 words of 32 bits: word 4 t + j
+holds the codes 32 j + 8 t and the seven behind it. A thread t of four that share a row loads its
+four words as one vector, and word j belongs to the j-th group of 32 inputs. Within a word, the
+codes 2 p and 2 p + 1 are in the bits 4 p and 4 p + 16, so that one shift and one mask give a pair.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+CHUNK = 128  # codes
+_IN_WORD = (0, 2, 4, 6, 1, 3, 5, 7)  # the code that is in each 4 bits of a word, the lowest first
+_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)  # where each code of a word is
+
+
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes [.., in] uint8, below 16, as [.., padded in / 2] uint8."""
+    *lead, inputs = codes.shape
+    codes = F.pad(codes, (0, -inputs % CHUNK))
+    words = codes.view(*lead, -1, 4, 4, 8).transpose(-3, -2)  # [.., chunk, t, j, 8]
+    ordered = words[..., list(_IN_WORD)]
+    return (ordered[..., ::2] | ordered[..., 1::2] << 4).flatten(-4)
+
+
+def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
+    """Return the codes [.., padded in] uint8 of what ``pack_codes`` gave."""
+    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1)
+    words = nibbles.view(*packed.shape[:-1], -1, 4, 4, 8)[..., list(_PLACE)]
+    return words.transpose(-3, -2).flatten(-4)
