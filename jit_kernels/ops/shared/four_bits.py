@@ -12,21 +12,19 @@ import torch
 import torch.nn.functional as F
 
 CHUNK = 128  # codes
-_IN_WORD = (0, 2, 4, 6, 1, 3, 5, 7)  # the code that is in each 4 bits of a word, the lowest first
-_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)  # where each code of a word is
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     """Return codes [.., in] uint8, below 16, as [.., padded in / 2] uint8."""
     *lead, inputs = codes.shape
     codes = F.pad(codes, (0, -inputs % CHUNK))
-    words = codes.view(*lead, -1, 4, 4, 8).transpose(-3, -2)  # [.., chunk, t, j, 8]
-    ordered = words[..., list(_IN_WORD)]
-    return (ordered[..., ::2] | ordered[..., 1::2] << 4).flatten(-4)
+    words = codes.view(*lead, -1, 4, 4, 4, 2)  # of a chunk: j, t, p, and which one of a pair
+    ordered = words.transpose(-4, -3).transpose(-2, -1).flatten(-5)
+    return ordered[..., ::2] | ordered[..., 1::2] << 4
 
 
 def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
     """Return the codes [.., padded in] uint8 of what ``pack_codes`` gave."""
-    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1)
-    words = nibbles.view(*packed.shape[:-1], -1, 4, 4, 8)[..., list(_PLACE)]
-    return words.transpose(-3, -2).flatten(-4)
+    ordered = torch.stack((packed & 15, packed >> 4), dim=-1)
+    words = ordered.view(*packed.shape[:-1], -1, 4, 4, 2, 4)
+    return words.transpose(-4, -3).transpose(-2, -1).flatten(-5)
