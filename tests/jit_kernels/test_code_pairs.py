@@ -1,0 +1,80 @@
+"""Every code of 4 bits and every zero point, as the pairs that tensor cores take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kiln.jit_kernels.declare.arch import ALL_ARCHS
+from kiln.jit_kernels.declare.settings import settings
+from kiln.jit_kernels.declare.spec import LaunchGeometry
+from kiln.jit_kernels.ops.dequantize.reference import codes_of
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes, unpack_codes
+from kiln.jit_kernels.toolchains import host, nvrtc
+from kiln.jit_kernels.toolchains.host_world import World
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+BODY = """#include "linear/four_bits.cuh"
+using namespace kiln;
+extern "C" __global__ void k(const uint32_t* words, uint32_t* out, int n, int zero) {
+  const uint32_t zeros = FORMAT::zero_pair<T>(zero);
+  for (int i = threadIdx.x; i < n; i += 32) {
+    const Pairs<4> own = FORMAT::pairs<T>(words[i], zeros);
+    for (int p = 0; p < 4; ++p) out[4 * i + p] = own.w[p];
+  }
+}
+"""
+
+
+def unit_of(name, kind):
+    text = BODY.replace("FORMAT", kind).replace("<T>", f"<{name}>")
+    return Unit("pairs.cu", text, include_closure(text))
+
+
+def pairs_of(name, kind, packed, zero=0):
+    """Return what a word's pairs hold, in the order of the words, [words, 8]."""
+    words = packed.view(torch.int32).contiguous()
+    out = torch.empty(4 * words.numel(), dtype=torch.int32)
+    kinds = ["pointer", "pointer", "int32", "int32"]
+    kernel = host.build(unit_of(name, kind), "k", kinds, name="k", checked=True, env=settings())
+    world = World(checked=True)
+    geometry = LaunchGeometry((1, 1, 1), (32, 1, 1))
+    world.enqueue(0, kernel, geometry, (words, out, words.numel(), zero))
+    world.run()
+    return out.view(DTYPES[name]).view(-1, 8)
+
+
+def every_pair():
+    """Packed codes with every code at every place of a word, and what they are in that order."""
+    torch.manual_seed(0)
+    row = torch.randperm(16).repeat(CHUNK // 16)
+    codes = torch.stack([row.roll(places) for places in range(16)])
+    packed = pack_codes(codes.to(torch.uint8))
+    words = unpack_codes(packed).view(16, 4, 4, 8).transpose(1, 2)  # [.., t, j, 8]
+    assert all(len(words[..., place].unique()) == 16 for place in range(8))
+    return packed, words.reshape(-1, 8)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_whole_number_less_its_zero_point_is_exact(name):
+    packed, codes = every_pair()
+    for zero in range(17):
+        assert torch.equal(pairs_of(name, "U4", packed, zero).float(), codes.float() - zero)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_e2m1_is_exact(name):
+    packed, codes = every_pair()
+    got = pairs_of(name, "E2M1", packed).float()
+    assert torch.equal(got, codes_of(codes, torch.uint8, 8))
+    assert got.unique().tolist() == [-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert torch.equal(got.signbit(), codes > 7)
+
+
+@pytest.mark.parametrize("kind", ["U4", "E2M1"])
+@pytest.mark.parametrize("name", DTYPES)
+def test_it_compiles_for_every_target_with_tensor_cores_for_it(name, kind):
+    for arch in ALL_ARCHS:
+        if arch != "sm_75":
+            assert nvrtc.compile_cubin("k", unit_of(name, kind), arch)
