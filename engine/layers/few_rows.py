@@ -15,7 +15,8 @@ import torch
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.implementations import decision, may_run_kernel
-from kiln.jit_kernels.ops.linear.spec import MOST_ROWS, SKINNY_GEMM, why_not
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, why_not
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_ROWS_OF_LARGE = 8
@@ -53,6 +54,7 @@ def multiply_few(
     scales: torch.Tensor | None = None,
     x_scales: torch.Tensor | None = None,
     large: float = math.inf,
+    zeros: torch.Tensor | None = None,
 ) -> bool:
     """Write x @ weight.T + bias to out [num_rows, out], or return False.
 
@@ -61,7 +63,15 @@ def multiply_few(
     if not multiplies_few(weight, out.dtype, len(x), large):
         return False
     a = SKINNY_GEMM.parameters.Arguments(
-        out=out, x=x, weight=weight, x_scales=x_scales, scales=scales, bias=bias
+        out=out,
+        x=x,
+        weight=weight,
+        x_scales=x_scales,
+        scales=scales,
+        zeros=zeros,
+        bias=bias,
+        experts=None,
+        ends=None,
     )
     if why_not(a):
         return False

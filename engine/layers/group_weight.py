@@ -5,12 +5,17 @@ w = (code - zero) * scale
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+import torch.nn.functional as F
 
+from kiln.engine.layers.few_rows import describe_product, multiply_few
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,73 @@ class Group8Weight(Weight):
         order = "" if self.group_of is None else " in any order"
         groups = self.scales.shape[-1]
         size = self._inputs // groups
-        return f"int{self.bits}, groups of {size} inputs{order}, {DEQUANTISED}"
+        return f"int{self.bits}, groups of {size} inputs{order}, {self._product_name}"
 
     @property
     def _inputs(self) -> int:
         return self.codes.shape[-1]
 
+    @property
+    def _product_name(self) -> str:
+        return DEQUANTISED
+
 
 @dataclass(frozen=True, slots=True)
 class Group4Weight(Group8Weight):
-    """The same with codes of 4 bits: [..., out, in / 2]. The even input is in the low bits."""
+    """The same with codes of 4 bits, [..., out, padded in / 2] as ``pack_codes`` puts them.
+
+    Inputs are padded to a multiple of 128. Scales and zero points have columns for those too. Groups
+    are of a divisor of 128 inputs, of all of them, or in any order.
+    """
 
     bits = 4
+
+    @classmethod
+    def of(
+        cls,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        group_of: torch.Tensor | None,
+    ) -> Self:
+        """Return the weights of codes [out, in] of a byte each, and the other fields for these."""
+        inputs, columns = codes.shape[1], scales.shape[1]
+        behind = -inputs % CHUNK
+        if group_of is not None:  # x is 0 there: any group will do
+            group_of = F.pad(group_of, (0, behind))
+        elif columns > 1 or behind:  # a scale of 0 makes the weights behind 0
+            own = math.gcd(inputs // columns, CHUNK)
+            repeats, more = inputs // columns // own, behind // own
+            scales, zeros = (
+                None if one is None else F.pad(one.repeat_interleave(repeats, 1), (0, more))
+                for one in (scales, zeros)
+            )
+        zeros = None if zeros is None else zeros.contiguous()
+        return cls(pack_codes(codes), scales.contiguous(), zeros, group_of)
+
+    def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x with zeros behind, as many inputs as there are codes."""
+        return with_zeros_behind(x, self._inputs)
+
+    def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        if self.group_of is not None or not multiply_few(
+            x, self.codes, out, bias, self.scales, zeros=self.zeros
+        ):
+            Weight.product(self, x, out, bias)
 
     @property
     def _inputs(self) -> int:
         return 2 * self.codes.shape[-1]
+
+    @property
+    def _product_name(self) -> str:
+        return (
+            DEQUANTISED if self.group_of is not None else describe_product(self.codes, DEQUANTISED)
+        )
+
+
+def with_zeros_behind(x: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Return x [num_rows, in] with zeros behind: [num_rows, inputs]."""
+    more = inputs - x.shape[1]
+    return F.pad(x, (0, more)) if more else x

@@ -6,11 +6,16 @@ Source: OCP Microscaling Formats (MX) Specification v1.0
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+import torch.nn.functional as F
 
+from kiln.engine.layers.few_rows import describe_product, multiply_few
+from kiln.engine.layers.group_weight import with_zeros_behind
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 
 BLOCK = 32  # inputs
 LARGEST_SCALE = 252  # the largest code, 6, is above what float32 holds with a larger one
@@ -18,14 +23,21 @@ LARGEST_SCALE = 252  # the largest code, 6, is above what float32 holds with a l
 
 @dataclass(frozen=True, slots=True)
 class MXFP4Weight(Weight):
-    """``codes``: [..., out, in / 2] uint8, the even input in the low bits.
+    """``codes``: [..., out, padded in / 2] uint8, as ``pack_codes`` puts them.
 
     ``scales``: [..., out, blocks] uint8: s stands for 2**(s - 127). Blocks are of 32 inputs, or
-    fewer where a rank has a part of one.
+    fewer where a rank has a part of one; inputs are padded to a multiple of 128.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
+
+    @classmethod
+    def of(cls, codes: torch.Tensor, scales: torch.Tensor) -> Self:
+        """Return the weights of codes [out, in] of a byte each, and scales [out, blocks]."""
+        inputs = codes.shape[1]
+        more = -inputs % CHUNK // (inputs // scales.shape[1])
+        return cls(pack_codes(codes), F.pad(scales, (0, more)).contiguous())
 
     @property
     def out_features(self) -> int:
@@ -38,7 +50,17 @@ class MXFP4Weight(Weight):
         size = inputs // self.scales.shape[-1]
         return dequantize(self.codes, self.scales, outputs, dtype, inputs, groups=size)
 
+    def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x with zeros behind, as many inputs as there are codes."""
+        return with_zeros_behind(x, 2 * self.codes.shape[-1])
+
+    def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        if not multiply_few(x, self.codes, out, bias, self.scales):
+            Weight.product(self, x, out, bias)
+
     def describe(self) -> str:
         """Say which codes there are."""
         size = 2 * self.codes.shape[-1] // self.scales.shape[-1]
-        return f"mxfp4, blocks of {size} inputs, {DEQUANTISED}"
+        product = describe_product(self.codes, DEQUANTISED)
+        return f"mxfp4, blocks of {size} inputs, {product}"

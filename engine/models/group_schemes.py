@@ -57,18 +57,11 @@ def packed(
     zeros: torch.Tensor | None,
     group_of: torch.Tensor | None,
 ) -> Group8Weight:
-    """Return the weights of codes [out, in] of one byte each, two of 4 bits in a byte.
-
-    Codes of 4 bits of an odd number of inputs keep a byte each.
-    """
-    scales = scales.contiguous()
+    """Return the weights of codes [out, in] of one byte each."""
+    if bits == 4:
+        return Group4Weight.of(codes, scales, zeros, group_of)
     zeros = None if zeros is None else zeros.contiguous()
-    if bits == 4 and codes.shape[1] % 2 == 0:
-        pairs = (codes[:, ::2] | codes[:, 1::2] << 4).contiguous()
-        return Group4Weight(pairs, scales, zeros, group_of)
-    if bits == 4 and zeros is None:
-        zeros = torch.full_like(scales, 8, dtype=torch.int16)
-    return Group8Weight(codes.contiguous(), scales, zeros, group_of)
+    return Group8Weight(codes.contiguous(), scales.contiguous(), zeros, group_of)
 
 
 def in_order(group_of: torch.Tensor, group_size: int) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.errors import ModelError
 from kiln.engine.layers.mxfp4_weight import BLOCK, LARGEST_SCALE, MXFP4Weight
 from kiln.engine.layers.weight import Weight
 from kiln.engine.layers.weight_parts import join
@@ -103,7 +103,7 @@ class StackedMXFP4(Scheme):
         codes = 8 * (scaled < 0).to(torch.uint8)
         for middle in _MIDDLES:
             codes += scaled.abs() > middle
-        return _packed(codes.view(outputs, inputs), (exponents + 127).to(torch.uint8))
+        return MXFP4Weight.of(codes.view(outputs, inputs), (exponents + 127).to(torch.uint8))
 
 
 def _stored_rows(part: Part, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,19 +136,10 @@ def _stored_rows(part: Part, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
 def _share(part: Part, codes: torch.Tensor, scales: torch.Tensor) -> MXFP4Weight:
     """Return the rank's inputs of whole blocks, as smaller blocks if it has a part of one."""
     share = part.inputs
-    if share.room % 2:
-        raise ConfigError(
-            f"{part.name}: a rank would have {share.room} of {share.whole} inputs, but MXFP4 keeps "
-            "two in a byte: use fewer ranks (--tensor-parallel-size)"
-        )
     size = math.gcd(BLOCK, share.start, share.size, share.room)
     first = share.start // BLOCK
     starts = torch.arange(share.start, share.start + share.size, size, device=codes.device)
     more = (share.room - share.size) // size
     begin = share.start - first * BLOCK
     codes = F.pad(codes[:, begin : begin + share.size], (0, share.room - share.size))
-    return _packed(codes, F.pad(scales[:, starts // BLOCK - first], (0, more)).contiguous())
-
-
-def _packed(codes: torch.Tensor, scales: torch.Tensor) -> MXFP4Weight:
-    return MXFP4Weight((codes[:, ::2] | codes[:, 1::2] << 4).contiguous(), scales)
+    return MXFP4Weight.of(codes, F.pad(scales[:, starts // BLOCK - first], (0, more)))

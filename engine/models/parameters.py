@@ -123,7 +123,7 @@ class Parameters:
         if scheme != DENSE:
             (part,) = self._parts(projection)
             quantised = scheme.read(part).padded(rows)
-            weight = quantised.dequantized(slice(None), self.dtype)
+            weight = quantised.dequantized(slice(None), self.dtype)[:, :hidden_size].contiguous()
         else:
             weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
             if twin is not None and not self._weights.has(stored):

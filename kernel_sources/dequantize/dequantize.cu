@@ -3,8 +3,9 @@
 // codes: [experts, all_rows, d]. out: [experts, rows, d] takes the rows from `first` on. Row s and
 // input i use the scale and the zero point at [e, s >> rows_log2, g]. g is group_of[e, i] if
 // group_of is given, else i / group. scales, zeros: [experts, scale_rows, scale_columns]. If zeros
-// is null, `zero` is the zero point of all. All tensors are dense. d is a multiple of 8. out is
-// aligned to 16 bytes, codes to 8. The difference is exact.
+// is null, `zero` is the zero point of all. All tensors are dense. d is a multiple of 8, and of 128
+// for codes of 4 bits, which are in the order of jit_kernels/ops/shared/four_bits.py. out is aligned
+// to 16 bytes, codes to 8. The difference is exact.
 // Work split: each thread writes 8 elements of a row. Compile-time parameters
 // (jit_kernels/ops/dequantize/spec.py): SCALAR_T, CODE.
 #include "dequantize/codes.cuh"
@@ -21,6 +22,16 @@
 namespace {
 
 constexpr int kElements = 8, kBits = kiln::CODE::kBits;
+
+// Where the codes from `begin` on are in a row, counted in codes.
+KILN_FN int place_of(int begin) {
+  if constexpr (kBits > 4) return begin;
+  const int word = begin / kElements % 16;
+  return begin / 128 * 128 + (word % 4 * 4 + word / 4) * kElements;
+}
+
+// The first bit of the i-th of eight codes.
+KILN_FN int bit_of(int i) { return kBits > 4 ? i * kBits : i / 2 * 4 + i % 2 * 16; }
 
 KILN_FN void store(SCALAR_T* out, const float (&y)[kElements]) {
   using Word = kiln::Word<SCALAR_T>;
@@ -53,7 +64,7 @@ dequantize(SCALAR_T* out, const uint8_t* codes, const kiln::CODE::Scale* scales,
   const int begin = int(piece - row * in_row) * kElements;
   const uint32_t expert = row / uint32_t(rows);
   const int source = int(row - expert * rows) + first;
-  const int64_t code_at = (int64_t(expert) * all_rows + source) * d + begin;
+  const int64_t code_at = (int64_t(expert) * all_rows + source) * d + place_of(begin);
   const int64_t scale_at =
       (int64_t(expert) * scale_rows + (source >> rows_log2)) * scale_columns;
   const uint32_t* words = reinterpret_cast<const uint32_t*>(codes + code_at * kBits / 8);
@@ -72,7 +83,7 @@ dequantize(SCALAR_T* out, const uint8_t* codes, const kiln::CODE::Scale* scales,
       scale = kiln::scale_of(scales[scale_at + g]);
       if (zeros) own = zeros[scale_at + g];
     }
-    const int bit = i * kBits;
+    const int bit = bit_of(i);
     const uint32_t code = word[bit / 32] >> bit % 32 & ((1u << kBits) - 1);
     y[i] = kiln::mul_rn(kiln::CODE::value(code, own), scale);
   }

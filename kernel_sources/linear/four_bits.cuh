@@ -14,6 +14,8 @@ template <> constexpr uint32_t kWholeBase<fp16> = 0x64006400;
 
 // Whole numbers from 0 to 15, minus a zero point from 0 to 16.
 struct U4 {
+  static constexpr int kElements = 32;  // of 16 bytes
+  using Scale = float;
   // The zero point as pairs() takes it.
   template <class T> KILN_FN static uint32_t zero_pair(int zero) {
     return (kWholeBase<T> | 0x80008000) + uint32_t(zero) * 0x10001;
@@ -25,10 +27,15 @@ struct U4 {
       to.w[p] = add_pair<T>((word >> 4 * p & 0x000f000f) | kWholeBase<T>, zero_pair);
     return to;
   }
+  template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t zero_pair) {
+    return pairs<T>(from.w[p], zero_pair);
+  }
 };
 
 // 1 bit of sign, 2 of exponent, 1 of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6. There is no zero point.
 struct E2M1 {
+  static constexpr int kElements = 32;
+  using Scale = uint8_t;  // the exponent of a power of two, plus 127
   template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
   // Exponent and fraction where T has them give a T that is too small by 2^126 or 2^14.
   template <class T> KILN_FN static Pairs<4> pairs(uint32_t word, uint32_t) {
@@ -41,6 +48,9 @@ struct E2M1 {
       to.w[p] = mul_pair<T>(bits, kHalf ? 0x74007400 : 0x7e807e80);
     }
     return to;
+  }
+  template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {
+    return pairs<T>(from.w[p], 0);
   }
 };
 

@@ -3,7 +3,7 @@
 // Four neighbouring lanes share a row. Lane 4 g + t loads the t-th 16 bytes of 64 bytes of row g,
 // and passes its elements to one mma after the other, a few to each. The order of the inputs within
 // an mma is therefore not that of memory. It is the same for the weights and for x, which is all
-// that a sum of products needs.
+// that a sum of products needs. four_bits.cuh has the formats with two codes in a byte.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/fp8.cuh"
@@ -14,10 +14,15 @@ namespace kiln {
 // N pairs of neighbouring elements.
 template <int N> struct Pairs { uint32_t w[N]; };
 
+// A format has `kElements` in 16 bytes, and takes them in pieces of eight, two mma for each. What
+// has no zero point ignores it.
+
 // Elements that are stored as T.
 struct Plain {
-  static constexpr int kElements = 8;  // of 16 bytes
-  template <class T> KILN_FN static Pairs<4> pairs(const Words& from) {
+  static constexpr int kElements = 8;
+  using Scale = float;
+  template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
+  template <class T> KILN_FN static Pairs<4> piece(const Words& from, int, uint32_t) {
     return {{from.w[0], from.w[1], from.w[2], from.w[3]}};
   }
 };
@@ -25,10 +30,12 @@ struct Plain {
 // 8-bit floats. T, which is bf16 or fp16, can represent every one of them exactly.
 struct E4M3 {
   static constexpr int kElements = 16;
-  template <class T> KILN_FN static Pairs<8> pairs(const Words& from) {
-    Pairs<8> to;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) unpack_e4m3<T>(from.w[i], to.w[2 * i], to.w[2 * i + 1]);
+  using Scale = float;
+  template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
+  template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {
+    Pairs<4> to;
+    unpack_e4m3<T>(from.w[2 * p], to.w[0], to.w[1]);
+    unpack_e4m3<T>(from.w[2 * p + 1], to.w[2], to.w[3]);
     return to;
   }
 };

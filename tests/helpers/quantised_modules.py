@@ -57,6 +57,7 @@ class Module:
         return self.scheme().linear([part])
 
     def values(self, outputs: Share | None = None, inputs: Share | None = None) -> torch.Tensor:
-        """Return the weight in float64. Raises ModelError."""
+        """Return the weight in float64, without inputs behind. Raises ModelError."""
         weight = self.read(outputs, inputs)
-        return weight.dequantized(slice(None), torch.float64)  # type: ignore[no-any-return]
+        room = self._size[1] if inputs is None else inputs.room
+        return weight.dequantized(slice(None), torch.float64)[:, :room]  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.parity import error_of, expected
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, Variant, label
+from kiln.jit_kernels.ops.linear.checks import inputs_of
 from kiln.jit_kernels.ops.linear.reference import BLOCK
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.toolchains import host
@@ -31,7 +32,12 @@ def random_products(variant: Variant, count: int) -> Iterator[tuple[Arguments, r
     for number in range(count):
         inputs = chance.choice((chance.randint(1, 300), 8 * chance.randint(1, 300), 2200))
         sizes = {"rows": 8, "outputs": chance.randint(1, 50), "inputs": inputs}
-        sizes |= {"gap": chance.choice((0, 3, 8)), "bias": chance.randint(0, 1), "by_row": 1}
+        sizes |= {
+            "gap": chance.choice((0, 3, 8)),
+            "bias": chance.randint(0, 1),
+            "by_row": 1,
+            "zeros": 1,
+        }
         torch.manual_seed(chance.randrange(2**31))
         a = SKINNY_GEMM.make_arguments(variant, sizes, "cpu")
         yield (_cancelling(a) if number % 3 else a), chance
@@ -39,19 +45,24 @@ def random_products(variant: Variant, count: int) -> Iterator[tuple[Arguments, r
 
 def _cancelling(a: Arguments) -> Arguments:
     """Return a product whose second half, in whole blocks, is the first with another sign."""
-    step, word = (1, torch.int16) if a.scales is None else (BLOCK, torch.int8)
-    half = a.x.shape[1] // step // 2 * step
-    x = a.x.view(torch.int8 if a.x_scales is not None else torch.int16)
-    weight = a.weight.view(word)
-    x[:, half : 2 * half] = x[:, :half]
-    weight[:, half : 2 * half] = weight[:, :half] ^ torch.iinfo(word).min  # the sign
-    weight[:, 2 * half :] = 0
-    for scales in (a.scales, a.x_scales):
+    step = 1 if a.scales is None else BLOCK
+    inputs = a.x.shape[1]
+    half = inputs // step // 2 * step
+    word = torch.int16 if a.x_scales is None else torch.int8
+    x, weight = a.x.view(word), a.weight.view(torch.int16 if a.scales is None else torch.int8)
+    x[:, half : 2 * half] = x[:, :half] ^ torch.iinfo(word).min  # the sign
+    x[:, 2 * half :] = 0
+    places = half // 2 if a.weight.dtype == torch.uint8 else half
+    weight[:, places : 2 * places] = weight[:, :places]
+    for scales in (a.scales, a.zeros, a.x_scales):
         if scales is not None:
-            of_half = half // BLOCK if scales.shape[1] > 1 else 0
+            group = inputs_of(a.weight) // scales.shape[1] if places < half else BLOCK
+            of_half = half // group if scales.shape[1] > 1 else 0
             scales[:, of_half : 2 * of_half] = scales[:, :of_half]
     if a.scales is None:
         a.x.mul_(_LIFT)
+    elif a.scales.dtype == torch.uint8:
+        a.scales.add_(10)  # to the exponents: as much
     else:
         a.scales.mul_(_LIFT)
     return a._replace(bias=None)

@@ -9,13 +9,15 @@ from skinny_products import alone, chained, random_products
 
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import label
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS
 from kiln.jit_kernels.ops.linear.functions import skinny_gemm
-from kiln.jit_kernels.ops.linear.spec import MOST_ROWS, SKINNY_GEMM
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.template import render
 
 NEEDS = {"tiles": "2", **at_depth({"scalar_t": "kiln::bf16"}, {})}  # for 16 rows
 FORMATS = list(SKINNY_GEMM.variants(NEEDS))
+_OF_OUTPUTS = ("weight", "scales", "zeros", "bias")
 of_every_format = pytest.mark.parametrize(
     "variant", FORMATS, ids=[label(SKINNY_GEMM, one) for one in FORMATS]
 )
@@ -69,7 +71,7 @@ def test_an_outputs_bits_depend_on_no_other_output(variant):
     for a, chance in random_products(variant, at_depth(12, 60)):
         wanted, count = bits(a), a.out.shape[1]
         own = sorted(chance.sample(range(count), chance.randint(1, count)))
-        part = {name: taken(getattr(a, name), own) for name in ("weight", "scales", "bias")}
+        part = {name: taken(getattr(a, name), own) for name in _OF_OUTPUTS}
         assert torch.equal(bits(a._replace(out=a.out[:, : len(own)], **part)), wanted[:, own])
 
 

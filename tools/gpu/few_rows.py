@@ -17,8 +17,8 @@ from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.models.fp8_schemes import BlockFP8, ChannelFP8
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.timing import Call, GpuWork, time_side_by_side
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS
 from kiln.jit_kernels.ops.linear.functions import skinny_gemm
-from kiln.jit_kernels.ops.linear.spec import MOST_ROWS
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
 
 # Outputs and inputs of qkv, o, gate_up and down: of Qwen3-0.6B and of Llama-3-8B.

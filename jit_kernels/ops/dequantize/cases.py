@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -9,16 +10,17 @@ import torch
 from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.dequantize.reference import ROW_BLOCK
 
+BITS = MappingProxyType({"U4": 4, "E2M1": 4, "U8": 8, "S8": 8, "E4M3": 8})
 SIZES: list[Sizes] = [
-    {"rows": 0, "d": 64},
-    {"rows": 1, "d": 8},
-    {"rows": 5, "d": 96, "group": 32, "zeros": 1},
-    {"rows": 3, "d": 40, "group": 4, "zeros": 1},
-    {"rows": 7, "d": 64, "group": 16, "first": 3, "more": 2},
-    {"rows": 4, "d": 72, "group": 8, "order": 1, "zeros": 1},
-    {"rows": 9, "d": 2880, "group": 32, "experts": 3, "first": 1},
-    {"rows": 4, "d": 48, "group": 16, "order": 1, "experts": 2, "zeros": 1, "more": 1},
-    {"rows": 300, "d": 264, "group": 128, "first": 100, "row_block": 1, "padded": 1, "experts": 2},
+    {"rows": 0, "d": 128},
+    {"rows": 1, "d": 128},
+    {"rows": 5, "d": 384, "group": 32, "zeros": 1},
+    {"rows": 3, "d": 128, "group": 4, "zeros": 1},
+    {"rows": 7, "d": 256, "group": 16, "first": 3, "more": 2},
+    {"rows": 4, "d": 384, "group": 8, "order": 1, "zeros": 1},
+    {"rows": 9, "d": 2944, "group": 32, "experts": 3, "first": 1},
+    {"rows": 4, "d": 128, "group": 16, "order": 1, "experts": 2, "zeros": 1, "more": 1},
+    {"rows": 300, "d": 384, "group": 128, "first": 100, "row_block": 1, "padded": 1, "experts": 2},
 ]
 BENCH_SIZES: list[Sizes] = [
     {"rows": 4096, "d": 4096, "group": 128},
@@ -30,7 +32,8 @@ def shapes(sizes: Sizes) -> tuple[int, int, int]:
     """Return the rows of codes and of scales of one expert, and the columns of scales."""
     rows = sizes["rows"] // sizes.get("experts", 1)
     all_rows = rows + sizes.get("first", 0) + sizes.get("more", 0)
-    columns = -(-sizes["d"] // sizes.get("group", sizes["d"])) + sizes.get("padded", 0)
+    d = sizes["d"]
+    columns = -(-d // sizes.get("group", d)) + sizes.get("padded", 0)
     return all_rows, -(-all_rows // ROW_BLOCK) if sizes.get("row_block") else all_rows, columns
 
 
@@ -48,8 +51,8 @@ def dequantize_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, 
     """
     d, experts, kind = sizes["d"], sizes.get("experts", 1), variant["code"]
     all_rows, scale_rows, columns = shapes(sizes)
-    width = d // 2 if kind in ("U4", "E2M1") else d
-    codes = torch.randint(0, 256, (experts, all_rows, width), dtype=torch.uint8, device=device)
+    octets = (experts, all_rows, d * BITS[kind] // 8)
+    codes = torch.randint(0, 256, octets, dtype=torch.uint8, device=device)
     if kind == "E4M3":  # without the codes that are no numbers
         codes = codes.where(codes % 128 != 127, 0).view(torch.float8_e4m3fn)
     shape = (experts, scale_rows, columns)

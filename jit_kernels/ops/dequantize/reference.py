@@ -6,6 +6,7 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
+from kiln.jit_kernels.ops.shared.four_bits import unpack_codes
 
 ROW_BLOCK = 128  # rows that share a scale, if not each has its own
 
@@ -25,9 +26,9 @@ def dequantize_reference(a: Arguments) -> Results:
 
 
 def codes_of(codes: torch.Tensor, scale_dtype: torch.dtype, d: int) -> torch.Tensor:
-    """Return codes [.., d] as float32; two of 4 bits are in a byte, the first in the low bits."""
+    """Return codes [.., d] as float32; those of 4 bits are as ``pack_codes`` puts them."""
     if codes.dtype == torch.uint8 and codes.shape[-1] != d:
-        codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+        codes = unpack_codes(codes)
     if scale_dtype != torch.uint8:
         return codes.float()
     return _e2m1(codes.int())

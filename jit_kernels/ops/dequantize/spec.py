@@ -30,6 +30,7 @@ from kiln.jit_kernels.declare.spec import (
 )
 from kiln.jit_kernels.ops.dequantize import cases
 from kiln.jit_kernels.ops.dequantize.reference import ROW_BLOCK, dequantize_reference
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK
 from kiln.jit_kernels.torch_ops import define
 
 ELEMENTS = 8  # of a thread; they divide a row
@@ -39,7 +40,6 @@ _MOST_PIECES = 2**31 - 1
 KERNEL_DTYPES = MappingProxyType(
     {dtype: name for dtype, name in SCALARS.items() if dtype != torch.float32}
 )
-_BITS = {"U4": 4, "E2M1": 4, "U8": 8, "S8": 8, "E4M3": 8}
 
 
 def code_of(codes: torch.Tensor, scales: torch.Tensor, d: int) -> str:
@@ -59,6 +59,9 @@ def _bind(a: Arguments) -> Bound:
             f"dequantize: {experts} x {rows} rows of {d}; want a multiple of {ELEMENTS}, and at "
             f"most {_MOST_PIECES} times as many elements"
         )
+    code = code_of(a.codes, a.scales, d)
+    if cases.BITS[code] == 4 and d % CHUNK:
+        raise ValueError(f"dequantize: rows of {d} codes of 4 bits; want a multiple of {CHUNK}")
     all_rows, (_, scale_rows, columns) = a.codes.shape[1], a.scales.shape
     numbers = {
         "pieces": pieces,
@@ -70,7 +73,6 @@ def _bind(a: Arguments) -> Bound:
         "scale_columns": columns,
         "group": a.group_size,
     }
-    code = code_of(a.codes, a.scales, d)
     variant = {"scalar_t": SCALARS[a.out.dtype], "code": code}
     return Bound(variant, {"rows": experts * rows, "d": d}, numbers)
 
@@ -82,12 +84,12 @@ def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count what is written, and the tensors that are read, with rows that are not."""
-    d, experts = sizes["d"], sizes.get("experts", 1)
+    code, experts = variant["code"], sizes.get("experts", 1)
+    d = sizes["d"]
     all_rows, scale_rows, columns = cases.shapes(sizes)
-    code = variant["code"]
     scale = 1 if code == "E2M1" else 4 + (2 if cases.has_zeros(variant, sizes) else 0)
     order = 4 * experts * d if sizes.get("order") else 0
-    codes = experts * all_rows * d * _BITS[code] // 8
+    codes = experts * all_rows * d * cases.BITS[code] // 8
     written = sizes["rows"] * d * DTYPES[variant["scalar_t"]].itemsize
     scales = experts * scale_rows * columns * scale
     return Cost(written + codes + scales + order, 2 * sizes["rows"] * d)
@@ -113,7 +115,7 @@ DEQUANTIZE = KernelSpec(
         operator_only("int32", "group_size"),
         values("int32", "zero"),
     ),
-    params={"scalar_t": list(KERNEL_DTYPES.values()), "code": list(_BITS)},
+    params={"scalar_t": list(KERNEL_DTYPES.values()), "code": list(cases.BITS)},
     bind=_bind,
     geometry=_geometry,
     cost=_cost,

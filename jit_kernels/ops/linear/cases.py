@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
+from kiln.jit_kernels.ops.linear.checks import TILE_ROWS
 from kiln.jit_kernels.ops.linear.reference import BLOCK
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 
-MOST_ROWS = 8  # of a tile
+# The bits of a weight's code; 0: of the dtype.
+BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
+_GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
 # "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. If weights are fp8,
-# "inputs" is rounded up to the next multiple that the kernel takes.
+# "inputs" is rounded up to the next multiple that the kernel takes. "grouped" counts the rows of all
+# experts, which get them at random; there is one more of "experts" than two tiles are taken for.
 SIZES: list[Sizes] = [
     {"rows": 1, "outputs": 16, "inputs": 64},
-    {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8},
+    {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8, "zeros": 1},
     {"rows": 8, "outputs": 12, "inputs": 4200},
-    {"rows": 5, "outputs": 33, "inputs": 333, "bias": 1},
+    {"rows": 5, "outputs": 33, "inputs": 333, "bias": 1, "zeros": 1},
     {"rows": 2, "outputs": 150, "inputs": 200, "gap": 3},
     {"rows": 4, "outputs": 260, "inputs": 512, "by_row": 1},
     {"rows": 7, "outputs": 5, "inputs": 3},
+    {"grouped": 21, "outputs": 40, "inputs": 320, "experts": 5, "bias": 1, "zeros": 1, "gap": 8},
 ]
 BENCH_SIZES: list[Sizes] = [
     {"rows": rows, "outputs": outputs, "inputs": inputs}
@@ -31,50 +38,109 @@ BENCH_SIZES: list[Sizes] = [
 ]
 
 
+def has_zeros(variant: Variant, sizes: Sizes) -> bool:
+    """Whether a case has zero points."""
+    return bool(sizes.get("zeros")) and variant["weight"] == "U4"
+
+
+def padded(variant: Variant, inputs: int) -> int:
+    """Return the inputs of a row of weights, with those behind."""
+    return -(-inputs // CHUNK) * CHUNK if BITS[variant["weight"]] == 4 else inputs
+
+
 def shape_of_x(variant: Variant, sizes: Sizes) -> tuple[int, int]:
     """Return the rows and inputs of a case of a variant."""
-    step = {"kNone": 1, "kByOutput": BLOCK // 2, "kByBlock": BLOCK}[variant["scaled"]]
-    rows = sizes["rows"] + MOST_ROWS * (int(variant["tiles"]) - 1)
-    return rows, -(-sizes["inputs"] // step) * step
+    steps = {"kByOutput": BLOCK // 2, "kByBlock": BLOCK} if variant["weight"] == "E4M3" else {}
+    step = steps.get(variant["scaled"], 1)
+    inputs = -(-sizes["inputs"] // step) * step
+    if "grouped" in sizes:
+        return sizes["grouped"], inputs
+    return sizes["rows"] + TILE_ROWS * (int(variant["tiles"]) - 1), inputs
+
+
+def experts_of(variant: Variant, sizes: Sizes) -> int:
+    """Return the experts of a case, 1 without; few of them have many rows, which are two tiles."""
+    return sizes["experts"] + (variant["tiles"] == "1") if "grouped" in sizes else 1
+
+
+def shape_of_scales(variant: Variant, sizes: Sizes) -> tuple[int, int]:
+    """Return the rows and columns of the scales of a case; none without codes."""
+    scaled, outputs = variant["scaled"], sizes["outputs"]
+    inputs = padded(variant, shape_of_x(variant, sizes)[1])
+    if scaled in ("kNone", "kByOutput"):
+        return (outputs, 1) if scaled == "kByOutput" else (0, 0)
+    columns = inputs // _GROUPS[scaled]
+    if variant["weight"] != "E4M3":
+        return outputs, columns
+    # A column more than there are blocks, as torch's product wants scales.
+    return outputs if sizes.get("by_row") else -(-outputs // BLOCK), columns + 1
 
 
 def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     """Return random x and weights of a variant.
 
-    ``sizes`` may have "bias", "gap" (elements between rows; codes: 16 times as many), and "by_row"
-    (scales of blocks for each output, and those of a row of x side by side in memory).
+    ``sizes`` may have "bias", "gap" (elements between rows; codes of 8 bits: 16 times as many),
+    "zeros" (zero points), "grouped", and "by_row" (scales of blocks for each output, and those of a
+    row of x side by side in memory).
     """
     dtype = DTYPES[variant["scalar_t"]]
     rows, inputs = shape_of_x(variant, sizes)
-    outputs, gap = sizes["outputs"], sizes.get("gap", 0)
-    is_coded, blocks = variant["weight"] == "E4M3", variant["scaled"] == "kByBlock"
-    x = torch.randn(rows, inputs + gap, dtype=torch.float32, device=device)
-    weight = torch.randn(outputs, inputs + gap, device=device) / inputs**0.5
-    columns = inputs // BLOCK if blocks else 1
-    scales = x_scales = None
-    if is_coded:
-        weight = _codes(outputs, inputs + 16 * gap, device)
-        by_row = not blocks or sizes.get("by_row")
-        scale_rows = outputs if by_row else -(-outputs // BLOCK)
-        # A column more than there are blocks, as torch's product wants scales.
-        scales = _scales(scale_rows, columns + blocks, device) / inputs**0.5
-    x = x.to(dtype)
+    outputs, gap, lead = sizes["outputs"], sizes.get("gap", 0), [experts_of(variant, sizes)]
+    x = torch.randn(rows, inputs + gap, dtype=torch.float32, device=device).to(dtype)
+    x_scales = experts = ends = None
     if variant["input"] == "E4M3":
-        x = _codes(rows, inputs + 16 * gap, device)
-        by_row = sizes.get("by_row")
+        x, by_row = _octets(rows, inputs + 16 * gap, device), sizes.get("by_row")
+        columns = inputs // BLOCK if variant["scaled"] == "kByBlock" else 1
         x_scales = _scales(rows, columns, device) if by_row else _scales(columns, rows, device).T
+    weight, scales, zeros = _weights(variant, sizes, lead[0], device)
+    bias = torch.randn(*lead, outputs, device=device).to(dtype) if sizes.get("bias") else None
+    if "grouped" in sizes:
+        experts = torch.randint(0, lead[0], (rows,), dtype=torch.int32, device=device).sort()[0]
+        of_each = torch.bincount(experts, minlength=lead[0])
+        ends = of_each.cumsum(0, dtype=torch.int32)
+    else:
+        weight, scales, zeros, bias = (
+            None if one is None else one[0] for one in (weight, scales, zeros, bias)
+        )
     return {
         "out": torch.empty(rows, outputs + gap, dtype=dtype, device=device)[:, :outputs],
         "x": x[:, :inputs],
-        "weight": (weight if is_coded else weight.to(dtype))[:, :inputs],
+        "weight": weight,
         "x_scales": x_scales,
         "scales": scales,
-        "bias": torch.randn(outputs, device=device).to(dtype) if sizes.get("bias") else None,
+        "zeros": zeros,
+        "bias": bias,
+        "experts": experts,
+        "ends": ends,
     }
 
 
-def _codes(rows: int, columns: int, device: str) -> torch.Tensor:
-    """Return random codes near 1, and some of every other value but those that are no numbers."""
+def _weights(
+    variant: Variant, sizes: Sizes, experts: int, device: str
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return weights, scales and zero points with a dimension of experts in front."""
+    kind, outputs, gap = variant["weight"], sizes["outputs"], sizes.get("gap", 0)
+    inputs = shape_of_x(variant, sizes)[1]
+    shape = (experts, *shape_of_scales(variant, sizes))
+    if kind == "Plain":
+        values = torch.randn(experts, outputs, inputs + gap, device=device) / inputs**0.5
+        return values.to(DTYPES[variant["scalar_t"]])[..., :inputs], None, None
+    scales = _scales(experts * shape[1], shape[2], device).view(shape) / inputs**0.5
+    if kind == "E4M3":
+        octets = _octets(experts * outputs, inputs + 16 * gap, device)
+        return octets.view(experts, outputs, -1)[..., :inputs], scales, None
+    codes = torch.randint(0, 16, (experts, outputs, inputs), dtype=torch.uint8, device=device)
+    zeros = None
+    if kind == "E2M1":
+        scales = torch.randint(110, 128, shape, dtype=torch.uint8, device=device)
+        scales.view(-1)[:2] = torch.tensor([0, 130], dtype=torch.uint8)
+    elif has_zeros(variant, sizes):
+        zeros = torch.randint(0, 17, shape, dtype=torch.int16, device=device)
+    return pack_codes(codes), scales, zeros
+
+
+def _octets(rows: int, columns: int, device: str) -> torch.Tensor:
+    """Return random e4m3 near 1, and some of every other value but those that are no numbers."""
     codes = torch.randn(rows, columns, device=device).to(torch.float8_e4m3fn).view(torch.uint8)
     every = torch.randint(0, 256, codes.shape, dtype=torch.uint8, device=device)
     rare = torch.rand(codes.shape, device=device) < 0.01

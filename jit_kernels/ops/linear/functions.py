@@ -15,14 +15,34 @@ def skinny_gemm(
     *,
     x_scales: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    of_experts: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Write x @ weight.T + bias to out [rows, outputs], for 1 to 16 rows.
+    """Write x @ weight.T + bias to out [rows, outputs], for 1 to 16 rows, or any with experts.
 
     x: [rows, inputs], weight: [outputs, inputs], bias: [outputs], all of out's dtype, bf16 or fp16.
     Or weight, and x too, are codes float8_e4m3fn. Then scales are float32 [outputs, 1] and
     x_scales [rows, 1]; or, with one for each 128 inputs, scales [outputs, inputs / 128] or
     [outputs / 128, inputs / 128], rounded up, with any columns behind, and x_scales [rows, inputs /
-    128]. A result's bits do not depend on the other rows. Raises ValueError.
+    128]. Or weight is of 4 bits, uint8 [outputs, padded inputs / 2] as ``pack_codes`` gives it,
+    with scales [outputs, groups] of 32, 64, 128 or all of the padded inputs: float32 of integers,
+    with zero points ``zeros`` int16 of the same shape, or None: 8; uint8 of e2m1, exponents of 2,
+    plus 127. ``of_experts``: (experts [rows], ends [num_experts]) int32: the expert of each row,
+    sorted, and where the rows of each end; then all but x, x_scales and out have a dimension of
+    experts in front, and rows behind the last end are left as they are. A result's bits do not
+    depend on the other rows. Raises ValueError.
     """
-    call(SKINNY_GEMM, out=out, x=x, weight=weight, x_scales=x_scales, scales=scales, bias=bias)
+    experts, ends = of_experts or (None, None)
+    call(
+        SKINNY_GEMM,
+        out=out,
+        x=x,
+        weight=weight,
+        x_scales=x_scales,
+        scales=scales,
+        zeros=zeros,
+        bias=bias,
+        experts=experts,
+        ends=ends,
+    )

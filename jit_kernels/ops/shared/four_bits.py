@@ -18,7 +18,9 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     """Return codes [.., in] uint8, below 16, as [.., padded in / 2] uint8."""
     *lead, inputs = codes.shape
     codes = F.pad(codes, (0, -inputs % CHUNK))
-    words = codes.view(*lead, -1, 4, 4, 4, 2)  # of a chunk: j, t, p, and which one of a pair
+    words = codes.view(
+        *lead, codes.shape[-1] // CHUNK, 4, 4, 4, 2
+    )  # of a chunk: j, t, p, and which one of a pair
     ordered = words.transpose(-4, -3).transpose(-2, -1).flatten(-5)
     return ordered[..., ::2] | ordered[..., 1::2] << 4
 
@@ -26,5 +28,5 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
 def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
     """Return the codes [.., padded in] uint8 of what ``pack_codes`` gave."""
     ordered = torch.stack((packed & 15, packed >> 4), dim=-1)
-    words = ordered.view(*packed.shape[:-1], -1, 4, 4, 2, 4)
+    words = ordered.view(*packed.shape[:-1], 2 * packed.shape[-1] // CHUNK, 4, 4, 2, 4)
     return words.transpose(-4, -3).transpose(-2, -1).flatten(-5)

@@ -12,7 +12,7 @@ from kiln.engine.config import GraphConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.runner.capture import FEW_ROWS, MOST_PREFILL_TOKENS, graph_keys
-from kiln.jit_kernels.ops.linear.spec import MOST_ROWS
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS
 
 MOST = range(1, 1025)
 

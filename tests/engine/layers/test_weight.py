@@ -45,10 +45,10 @@ def block(outputs: int, inputs: int, first: int = 0, kind: type = BlockWeight) -
 
 def group4(outputs: int, inputs: int, order: bool = False) -> Weight:
     zeros = torch.randint(0, 17, (outputs, inputs // 32)).short()
-    packed = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+    own = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(inputs)
     group_of = torch.randperm(inputs, generator=draw).int() // 32 if order else None
-    return Group4Weight(packed, scales(outputs, inputs // 32), zeros, group_of)
+    return Group4Weight.of(own, scales(outputs, inputs // 32), zeros, group_of)
 
 
 def group8(outputs: int, inputs: int) -> Weight:

@@ -104,7 +104,7 @@ def test_a_share_may_begin_and_end_inside_a_group_of_inputs(tmp_path, name, inpu
             read(tmp_path, packer, all_of(64), inputs)
         return
     weight = read(tmp_path, packer, all_of(64), inputs)
-    got = weight.dequantized(slice(None), torch.float32)
+    got = weight.dequantized(slice(None), torch.float32)[:, : inputs.room]
     assert got.shape == (64, inputs.room)
     torch.testing.assert_close(got[:, : inputs.size], wanted, rtol=2**-23, atol=0)
     assert not got[:, inputs.size :].any()

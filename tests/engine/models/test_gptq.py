@@ -303,7 +303,8 @@ def test_a_bias_of_zeros_that_the_model_lacks_is_accepted_and_no_other(tmp_path)
     with pytest.raises(ModelError, match=rf"{NAME}\.bias is not of zeros"):
         own.read()
     part = Part(own.source, "l", NAME, all_of(32), all_of(64), torch.float32, CPU, bias=True)
-    assert same(own.scheme().read(part).dequantized(slice(None), torch.float64), made.weight)
+    read = own.scheme().read(part).dequantized(slice(None), torch.float64)
+    assert same(read[:, :64], made.weight)
 
 
 @pytest.mark.parametrize(

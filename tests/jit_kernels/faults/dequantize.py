@@ -35,8 +35,8 @@ FAULTS = [
     _fault(
         "U4",
         "the high bits first",
-        "const int bit = i * kBits;",
-        "const int bit = (i ^ 1) * kBits;",
+        "i / 2 * 4 + i % 2 * 16",
+        "i % 2 * 4 + i / 2 * 16",
     ),
     _fault("U4", "the zero point not subtracted", "int(code) - zero", "int(code)", _HEADER),
     _fault("E4M3", "a scale for each row of a block", "source >> rows_log2", "source"),

@@ -13,7 +13,7 @@ _TWO_TILES = {"tiles": "2"}
 
 # One block and few inputs; strided rows; chunks for every warp, and a part of one; rows of odd
 # size; rows that are not aligned; scales of blocks for each output; fewer inputs than a vector has.
-_ONE, _STRIDED, _LONG, _ODD, _UNALIGNED, _BY_ROW, _SHORT = ([one] for one in SIZES)
+_ONE, _STRIDED, _LONG, _ODD, _UNALIGNED, _BY_ROW, _SHORT, _EXPERTS = ([one] for one in SIZES)
 
 _ROWS = [
     ("the last outputs loaded behind the weights", "min(first + group, outputs - 1)",

@@ -29,13 +29,22 @@ KILN_FN void load_early_words(uint32_t (&w)[4], const void* p) {
 KILN_FN void load_early_words(uint32_t (&w)[2], const void* p) {
   asm volatile("ld.global.cg.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
 }
-template <class V> KILN_FN V load_early_vector(const void* p) {  // of 8 or 16 bytes
+KILN_FN void load_early_words(uint32_t (&w)[1], const void* p) {
+  asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(w[0]) : "l"(p));
+}
+template <class V> KILN_FN V load_early_vector(const void* p) {  // of 4, 8 or 16 bytes
   V v;
   load_early_words(reinterpret_cast<uint32_t (&)[sizeof(V) / 4]>(v), p);
   return v;
 }
+KILN_FN short load_early_short(const short* p) {
+  short x;
+  asm volatile("ld.global.cg.b16 %0, [%1];" : "=h"(x) : "l"(p));
+  return x;
+}
 #else  // ---- host ------------------------------------------------------------------------------
 template <class T> KILN_FN T load_early(const T* p) { return *p; }
+KILN_FN short load_early_short(const short* p) { return *p; }
 template <class V> KILN_FN V load_early_vector(const void* p) { return load_vector<V>(p); }
 #endif
 }  // namespace kiln

@@ -1,0 +1,128 @@
+"""What skinny_gemm can multiply, and which variant does."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import SCALARS, Variant
+from kiln.jit_kernels.ops.linear.reference import BLOCK
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK
+
+TILE_ROWS, MOST_TILES = 8, 2
+MOST_ROWS = TILE_ROWS * MOST_TILES
+_MOST_GROUPED = 65535  # rows of x with experts: blocks of a grid's second dimension
+_DENSE_EXPERT = 4  # rows for each expert from which on two tiles are taken
+_ALIGNED = 16  # bytes
+_FP8 = torch.float8_e4m3fn
+_SCALED = MappingProxyType({128: "kByBlock", 64: "kBy64", 32: "kBy32"})  # inputs of a scale
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether every row [.., rows, size] can be loaded in vectors, up to its end."""
+    sizes = [tensor.shape[-1], *(s for n, s in zip(tensor.shape, tensor.stride()[:-1]) if n > 1)]
+    return not _start(tensor) and not any(size * tensor.itemsize % _ALIGNED for size in sizes)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Return how many bytes behind an aligned address a tensor begins."""
+    place = tensor.storage_offset() * tensor.itemsize if tensor.is_meta else tensor.data_ptr()
+    return place % _ALIGNED
+
+
+def inputs_of(weight: torch.Tensor) -> int:
+    """Return how many inputs the rows of weights have, with those behind."""
+    return weight.shape[-1] * (2 if weight.dtype == torch.uint8 else 1)
+
+
+def variant_of(a: Arguments) -> Variant:
+    """Return the variant that multiplies."""
+    tiles = -(-len(a.x) // TILE_ROWS)
+    if a.experts is not None:
+        tiles = 1 if len(a.x) <= _DENSE_EXPERT * len(a.weight) else MOST_TILES
+    return {
+        "scalar_t": SCALARS[a.out.dtype],
+        "weight": _format_of(a.weight, a.scales),
+        "input": _format_of(a.x, None),
+        "scaled": _scaled(a),
+        "tiles": str(tiles),
+    }
+
+
+def _format_of(tensor: torch.Tensor, scales: torch.Tensor | None) -> str:
+    if tensor.dtype == torch.uint8:
+        return "E2M1" if scales is not None and scales.dtype == torch.uint8 else "U4"
+    return "E4M3" if tensor.dtype == _FP8 else "Plain"
+
+
+def _scaled(a: Arguments) -> str:
+    if a.scales is None:
+        return "kNone"
+    columns = a.scales.shape[-1]
+    if columns == 1:
+        return "kByOutput"
+    return _SCALED[inputs_of(a.weight) // columns] if a.weight.dtype == torch.uint8 else "kByBlock"
+
+
+def why_not(a: Arguments) -> str:
+    """Return why the kernel cannot multiply; an empty text if it can."""
+    rows, size = a.x.shape
+    most, lead = MOST_ROWS, a.weight.shape[:-2]
+    if a.experts is not None:
+        most = _MOST_GROUPED
+        if a.ends is None or a.experts.shape != (rows,) or a.ends.shape != lead:
+            return f"experts {list(a.experts.shape)} of {rows} rows, and ends of {list(lead)}"
+    elif a.ends is not None or lead:
+        return f"weights {list(a.weight.shape)} without experts"
+    if not 1 <= rows <= most or not size:
+        return f"x is {rows} x {size}; want 1 to {most} rows"
+    wanted = -(-size // CHUNK) * CHUNK if a.weight.dtype == torch.uint8 else size
+    if inputs_of(a.weight) != wanted or a.out.shape != (rows, a.weight.shape[-2]):
+        shapes = {name: list(getattr(a, name).shape) for name in ("x", "weight", "out")}
+        return f"shapes that do not fit each other: {shapes}"
+    if any(one.stride(-1) != 1 for one in (a.x, a.weight, a.out)):
+        return "elements of a row are not side by side"
+    if a.bias is not None and not (
+        a.bias.is_contiguous() and a.bias.shape == (*lead, *a.out.shape[1:])
+    ):
+        return f"bias {list(a.bias.shape)} is not contiguous, or not of {list(a.weight.shape[:-1])}"
+    return _why_no_codes(a, size)
+
+
+def _why_no_codes(a: Arguments, size: int) -> str:
+    """Return what is wrong with dtypes, codes and scales; an empty text if nothing is."""
+    coded = {n: t for n, t in (("x", a.x), ("weight", a.weight)) if t.dtype in (_FP8, torch.uint8)}
+    scaled = {"x": a.x_scales is not None, "weight": a.scales is not None}
+    floats = {t.dtype for name, t in (("x", a.x), ("weight", a.weight)) if name not in coded}
+    if floats - {a.out.dtype}:
+        return f"{floats.pop()} beside out of {a.out.dtype}"
+    if any(scaled[name] != (name in coded) for name in scaled) or (coded and "weight" not in coded):
+        return f"codes in {list(coded)} and scales of {[name for name in scaled if scaled[name]]}"
+    if a.zeros is not None and (a.weight.dtype != torch.uint8 or a.zeros.shape != a.scales.shape):
+        return f"zeros {list(a.zeros.shape)} beside weights of {a.weight.dtype}"
+    if not coded:
+        return ""
+    for name, tensor in coded.items():
+        if not is_aligned(tensor):
+            return f"rows of codes of {name} do not begin at multiples of {_ALIGNED} bytes"
+    if any(one is not None and not one.is_contiguous() for one in (a.scales, a.zeros)):
+        return "scales or zeros are not contiguous"
+    if a.weight.dtype == torch.uint8:
+        return _why_no_groups(a)
+    step = BLOCK if a.scales.shape[-1] > 1 else BLOCK // 2
+    return f"codes in rows of {size}; want a multiple of {step}" if size % step else ""
+
+
+def _why_no_groups(a: Arguments) -> str:
+    """Return what is wrong with the groups of 4-bit codes; an empty text if nothing is."""
+    *_, outputs, columns = a.scales.shape
+    whole, is_e2m1 = inputs_of(a.weight), a.scales.dtype == torch.uint8
+    group = whole // columns
+    known = group in ((32,) if is_e2m1 else _SCALED) or (columns == 1 and not is_e2m1)
+    if outputs != a.weight.shape[-2] or whole % columns or not known or len(a.x.shape) != 2:
+        return f"scales {list(a.scales.shape)} of {outputs} x {whole} codes of 4 bits"
+    if a.x.dtype == _FP8 or (is_e2m1 and a.zeros is not None):
+        return f"codes of 4 bits beside x of {a.x.dtype}, or e2m1 with zero points"
+    return "" if not _start(a.scales) else "scales do not begin at a multiple of 16 bytes"
