@@ -130,6 +130,11 @@ def decision(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisi
     return _decided[key]
 
 
+def may_decide(spec: KernelSpec, variant: Variant, device: torch.device) -> bool:
+    """Return whether a variant was chosen before the engine was ready, or may be chosen now."""
+    return (device, spec.name, *variant.values()) in _decided or not ready_guard().is_active
+
+
 def may_run_kernel(spec: KernelSpec, device: torch.device, needs: Needs) -> bool:
     """Return whether an operator has the variants of a model, and the toggles allow a kernel."""
     return not spec.lacking(needs) and _toggle(spec, device)[0] != "torch"

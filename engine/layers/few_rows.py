@@ -9,13 +9,15 @@ KILN_LINEAR=jit it runs on any GPU, for all rows and weights that it can multipl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
-from kiln.jit_kernels.implementations import decision, may_run_kernel
-from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, why_not
+from kiln.jit_kernels.implementations import decision, may_decide, may_run_kernel
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, variant_of, why_not
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -73,12 +75,41 @@ def multiply_few(
         experts=None,
         ends=None,
     )
-    if why_not(a):
-        return False
-    if decision(SKINNY_GEMM, SKINNY_GEMM.bind(a).variant, x.device).implementation == "torch":
-        return False
-    SKINNY_GEMM.operator(*a)
-    return True
+    return _runs(a)
+
+
+def multiply_experts(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    of_experts: tuple[torch.Tensor, torch.Tensor],
+    scaled: Sequence[torch.Tensor | None] = (),
+    most: int = 64,
+) -> torch.Tensor | None:
+    """Return each row of x times the weights of its expert, [num_rows, out], or None.
+
+    weight: [experts, out, in] or codes; ``of_experts``: (experts [num_rows], ends [num_experts]);
+    ``scaled``: scales, x_scales and zeros of ``skinny_gemm``. ``most``: rows of an expert, on
+    average, up to which the kernel is as fast as torch.
+    """
+    dtype = x.dtype if x.dtype in _DTYPES else torch.bfloat16
+    rows, (experts, ends) = len(x), of_experts
+    if dtype not in _DTYPES or not 0 < rows <= most * len(weight):
+        return None
+    if not _most_rows(weight.device, MOST_ROWS):
+        return None
+    scales, x_scales, zeros = (*scaled, None, None, None)[:3]
+    a = SKINNY_GEMM.parameters.Arguments(
+        out=x.new_empty(rows, weight.shape[1], dtype=dtype),
+        x=x,
+        weight=weight,
+        x_scales=x_scales,
+        scales=scales,
+        zeros=zeros,
+        bias=None,
+        experts=experts,
+        ends=ends,
+    )
+    return a.out if _runs(a) else None
 
 
 def describe_product(weight: torch.Tensor, others: str) -> str:
@@ -86,6 +117,20 @@ def describe_product(weight: torch.Tensor, others: str) -> str:
     if not multiplies_few(weight, torch.bfloat16):
         return others
     return f"up to {MOST_ROWS} rows by skinny_gemm, more: {others}"
+
+
+def _runs(a: Arguments) -> bool:
+    """Run the kernel, if it can multiply these arguments and was chosen."""
+    device = a.x.device
+    if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": SCALARS[a.out.dtype]}) or why_not(a):
+        return False
+    variant = variant_of(a)
+    if not may_decide(SKINNY_GEMM, variant, device):
+        return False
+    if decision(SKINNY_GEMM, variant, device).implementation == "torch":
+        return False
+    SKINNY_GEMM.operator(*a)
+    return True
 
 
 def _most_rows(device: torch.device, most: int) -> int:

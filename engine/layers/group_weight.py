@@ -12,7 +12,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import describe_product, multiply_few
+from kiln.engine.layers.few_rows import describe_product, multiply_experts, multiply_few
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
@@ -66,8 +66,8 @@ class Group8Weight(Weight):
 class Group4Weight(Group8Weight):
     """The same with codes of 4 bits, [..., out, padded in / 2] as ``pack_codes`` puts them.
 
-    Inputs are padded to a multiple of 128. Scales and zero points have columns for those too. Groups
-    are of a divisor of 128 inputs, of all of them, or in any order.
+    Inputs are padded to a multiple of 128, and scales and zero points have columns for those too.
+    Groups are of a divisor of 128 inputs, of all of them, or in any order.
     """
 
     bits = 4
@@ -88,10 +88,9 @@ class Group4Weight(Group8Weight):
         elif columns > 1 or behind:  # a scale of 0 makes the weights behind 0
             own = math.gcd(inputs // columns, CHUNK)
             repeats, more = inputs // columns // own, behind // own
-            scales, zeros = (
-                None if one is None else F.pad(one.repeat_interleave(repeats, 1), (0, more))
-                for one in (scales, zeros)
-            )
+            scales = F.pad(scales.repeat_interleave(repeats, 1), (0, more))
+            if zeros is not None:
+                zeros = F.pad(zeros.repeat_interleave(repeats, 1), (0, more))
         zeros = None if zeros is None else zeros.contiguous()
         return cls(pack_codes(codes), scales.contiguous(), zeros, group_of)
 
@@ -105,6 +104,18 @@ class Group4Weight(Group8Weight):
             x, self.codes, out, bias, self.scales, zeros=self.zeros
         ):
             Weight.product(self, x, out, bias)
+
+    def grouped(
+        self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each row times the weights of its expert."""
+        if self.group_of is None:
+            of_experts = (experts, ends)
+            scaled = (self.scales, None, self.zeros)
+            out = multiply_experts(rows, self.codes, of_experts, scaled)
+            if out is not None:
+                return out
+        return Weight.grouped(self, rows, ends, experts)
 
     @property
     def _inputs(self) -> int:

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import describe_product, multiply_few
+from kiln.engine.layers.few_rows import describe_product, multiply_experts, multiply_few
 from kiln.engine.layers.group_weight import with_zeros_behind
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -58,6 +58,13 @@ class MXFP4Weight(Weight):
         """Write x @ weight.T + bias to out."""
         if not multiply_few(x, self.codes, out, bias, self.scales):
             Weight.product(self, x, out, bias)
+
+    def grouped(
+        self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each row times the weights of its expert."""
+        out = multiply_experts(rows, self.codes, (experts, ends), (self.scales,))
+        return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def describe(self) -> str:
         """Say which codes there are."""

@@ -44,9 +44,9 @@ class ChannelFP8(Scheme):
         return self.activations != "none"
 
     @property
-    def fp8_scales(self) -> str:  # type: ignore[override]
-        """What a scale belongs to, if the codes are floats."""
-        return "output" if self.dtype == FP8 else ""
+    def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The variant of skinny_gemm, if the codes are floats."""
+        return ("E4M3", "kByOutput") if self.dtype == FP8 else ()
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]
@@ -101,7 +101,7 @@ class BlockFP8(Scheme):
     suffix: str
     rounds: bool = True
     bits_per_weight = 8.0
-    fp8_scales = "block"
+    few_rows = ("E4M3", "kByBlock")
 
     @property
     def suffixes(self) -> frozenset[str]:
@@ -147,7 +147,7 @@ class AtLoadFP8(Scheme):
     """
 
     dtype: torch.dtype
-    fp8_scales = "output"
+    few_rows = ("E4M3", "kByOutput")
 
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module."""

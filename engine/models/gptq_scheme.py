@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from kiln.engine.layers.weight import Weight
-from kiln.engine.models.group_schemes import check_order, group_weight, in_order, quantized_by_group
+from kiln.engine.models.group_schemes import (
+    check_order,
+    few_rows_of,
+    group_weight,
+    in_order,
+    quantized_by_group,
+)
 from kiln.engine.models.packed_modules import unpacked, words_of_outputs
 from kiln.engine.models.scheme import FLOATS, Part, Scheme
 
@@ -30,6 +36,11 @@ class GPTQScheme(Scheme):
     offset: int
     signed: bool = False
     keeps_order: bool = False
+
+    @property
+    def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The variant of skinny_gemm, if there is one for such groups."""
+        return few_rows_of(self.bits, self.group_size)
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 
 from kiln.engine.layers.group_weight import Group4Weight, Group8Weight
 from kiln.engine.models.scheme import Part
+from kiln.jit_kernels.ops.shared.four_bits import CHUNK
+
+_SCALED = MappingProxyType({0: "kByOutput", 32: "kBy32", 64: "kBy64", 128: "kByBlock"})
 
 
 def group_weight(
@@ -117,6 +121,15 @@ def quantized_by_group(
     order = torch.arange(inputs, device=values.device, dtype=torch.int32) // size
     kept = zeros.to(torch.int16) if asymmetric else None
     return packed(bits, codes, scales, kept, order if gives_order else None)
+
+
+def few_rows_of(bits: int, group_size: int) -> tuple[str, ...]:
+    """Return ``Scheme.few_rows`` of groups of so many inputs, 0: of all.
+
+    A rank that has a part of a group has smaller ones, which are dequantised.
+    """
+    scaled = _SCALED.get(math.gcd(group_size, CHUNK) if group_size else 0)
+    return ("U4", scaled) if bits == 4 and scaled else ()
 
 
 def stored_bits(bits: int, group_size: int, *, asymmetric: bool) -> float:

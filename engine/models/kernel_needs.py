@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -22,8 +21,6 @@ from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
-
-_SCALED = MappingProxyType({"output": "kByOutput", "block": "kByBlock"})  # of skinny_gemm
 
 
 def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
@@ -60,14 +57,15 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         routing = {"router_t": router, "max_experts": expert_capacity(experts.num_experts)}
         if not ROUTE_TOKENS.has_variant(routing):  # route_tokens converts the logits
             routing["router_t"] = "float"
-    fp8_scales = {one.fp8_scales for one in config.quantization.schemes} - {""}
-    codes = ["Plain", "E4M3"] if fp8_scales else ["Plain"]
+    few = sorted({one.few_rows for one in config.quantization.schemes if one.few_rows})
+    rounds = config.quantization.rounds_activations
+    has_fp8 = any(weight == "E4M3" for weight, _ in few)
     return {
         "scalar_t": scalar,
         **routing,
-        "weight": codes,
-        "input": codes if config.quantization.rounds_activations else ["Plain"],
-        "scaled": ["kNone", *(_SCALED[one] for one in sorted(fp8_scales))],
+        "weight": [*dict.fromkeys(["Plain", *(weight for weight, _ in few)])],
+        "input": ["Plain", "E4M3"] if has_fp8 and rounds else ["Plain"],
+        "scaled": [*dict.fromkeys(["kNone", *(scaled for _, scaled in few)])],
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",

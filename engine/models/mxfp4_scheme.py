@@ -65,6 +65,8 @@ def place_of(name: str) -> Place:
 class StackedMXFP4(Scheme):
     """The experts of gpt-oss."""
 
+    few_rows = ("E2M1", "kBy32")
+
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module."""
         return self.linear([part])

@@ -28,6 +28,11 @@ class NameRules(Generic[Value]):
         self._expressions = [Expression(_ANY_END.sub("", text)) for text, _ in rules]
         self._settled: set[str] = set()
 
+    @property
+    def values(self) -> list[Value]:
+        """The values of all rules."""
+        return [value for _, value in self._rules]
+
     def first(self, name: str, source: Weights) -> tuple[Value] | None:
         """Return the value of the first rule that matches the name of a module; None: no rule.
 

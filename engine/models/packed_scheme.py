@@ -10,6 +10,7 @@ import torch
 from kiln.engine.layers.weight import Weight
 from kiln.engine.models.group_schemes import (
     check_order,
+    few_rows_of,
     group_weight,
     in_order,
     quantized_by_group,
@@ -48,6 +49,11 @@ class PackedInts(Scheme):
     def bits_per_weight(self) -> float:
         """The bits of a code, and its part of those of its group."""
         return stored_bits(self.bits, self.group_size, asymmetric=not self.symmetric)
+
+    @property
+    def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The variant of skinny_gemm, if there is one for such groups."""
+        return few_rows_of(self.bits, self.group_size)
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]

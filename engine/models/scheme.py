@@ -97,12 +97,12 @@ class Part:
 class Scheme(ABC):
     """How the weights of a module are stored. Equal schemes read equal modules.
 
-    ``shares_fields``: whether a Weight of it has fields that belong to all outputs. ``fp8_scales``:
-    what a scale of its 8-bit floats belongs to, "output" or "block"; empty: it has none.
+    ``shares_fields``: whether a Weight of it has fields that belong to all outputs. ``few_rows``:
+    WEIGHT and SCALED of the variant of skinny_gemm that multiplies its weights; empty: none does.
     """
 
     shares_fields = False
-    fp8_scales = ""
+    few_rows: tuple[str, ...] = ()
 
     @abstractmethod
     def read(self, part: Part) -> Weight:

@@ -43,9 +43,14 @@ class ReadyGuard:
             with self._lock:
                 self._preparing -= 1
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a kernel would be compiled or loaded too late."""
+        return self._ready and not self._preparing
+
     def passes(self, name: str, act: str) -> None:
         """Warn, or raise LateKernel, if a kernel is "compiled" or "loaded" (``act``) too late."""
-        if not self._ready or self._preparing:
+        if not self.is_active:
             return
         message = f"{name} is {act} after the engine was ready: warm it up before serving"
         if self._policy == "error":

@@ -9,6 +9,7 @@ Source: AutoAWQ
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,12 @@ import torch
 from kiln.engine.layers.weight import Weight
 from kiln.engine.models.calibration_fields import NEUTRAL, has_signed_scales
 from kiln.engine.models.fields import Fields
-from kiln.engine.models.group_schemes import group_weight, quantized_by_group, stored_bits
+from kiln.engine.models.group_schemes import (
+    few_rows_of,
+    group_weight,
+    quantized_by_group,
+    stored_bits,
+)
 from kiln.engine.models.packed_modules import GATES, is_packed, unpacked, words_of_outputs
 from kiln.engine.models.quantization import Format, Quantization, refuse_others
 from kiln.engine.models.scheme import DENSE, Part, Scheme
@@ -39,6 +45,11 @@ class AWQScheme(Scheme):
 
     group_size: int
     signed: bool = False
+
+    @property
+    def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The variant of skinny_gemm, if there is one for such groups."""
+        return few_rows_of(_BITS, self.group_size)
 
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module."""
@@ -81,6 +92,11 @@ class AWQ(Quantization):
     def bits(self) -> float:  # type: ignore[override]
         """The bits of a weight with its share of a scale and a zero point."""
         return stored_bits(_BITS, self.stored.group_size, asymmetric=True)
+
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The scheme of what is quantised."""
+        return (self.stored,)
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module. Raises ModelError if its tensors are of another."""

@@ -10,6 +10,7 @@ Source: AutoGPTQ, GPTQModel
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from kiln.engine.models.calibration_fields import NEUTRAL, has_signed_scales
@@ -49,6 +50,11 @@ class GPTQ(Quantization):
         """The bits of a weight with its share of a scale and a zero point."""
         own = self.stored
         return stored_bits(own.bits, own.group_size, asymmetric=not own.symmetric)
+
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The schemes of what is quantised."""
+        return [self.stored, *filter(None, self.rules.values)]
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module. Raises ModelError if its tensors are of another."""

@@ -5,6 +5,7 @@ Source: transformers' Mxfp4Config
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -24,6 +25,11 @@ class MXFP4(Quantization):
     ignored: tuple[str, ...]
     method = "mxfp4"
     bits = 4.25
+
+    @property
+    def schemes(self) -> Collection[Scheme]:
+        """The scheme of what is quantised."""
+        return (StackedMXFP4(),)
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module."""

@@ -21,8 +21,9 @@ def dequantize(
     """Return (code - zero) * scale of some outputs of weights, [.., num_outputs, inputs].
 
     codes [.., out, inputs] are uint8, int8 or float8_e4m3fn; uint8 [.., out, inputs / 2] holds
-    those of 4 bits as ``pack_codes`` puts them, with inputs a multiple of 128. scales: float32 [.., out, groups], or [.., out / 128,
-    groups], rounded up; or uint8 for codes of the format e2m1: exponents of 2, plus 127.
+    those of 4 bits as ``pack_codes`` puts them, with inputs a multiple of 128. scales: float32 [..,
+    out, groups], or [.., out / 128, groups], rounded up; or uint8 for codes of the format e2m1:
+    exponents of 2, plus 127.
     ``zeros``: zero points, int16 of the shape of the scales, or one for all. ``groups``: how many
     neighbouring inputs share a scale, 0: all; or int32 [.., inputs], the group of each input. The
     leading dimensions are none or that of experts. Everything is contiguous. The difference is

@@ -22,14 +22,16 @@ _SCALED = MappingProxyType({128: "kByBlock", 64: "kBy64", 32: "kBy32"})  # input
 
 def is_aligned(tensor: torch.Tensor) -> bool:
     """Whether every row [.., rows, size] can be loaded in vectors, up to its end."""
-    sizes = [tensor.shape[-1], *(s for n, s in zip(tensor.shape, tensor.stride()[:-1]) if n > 1)]
-    return not _start(tensor) and not any(size * tensor.itemsize % _ALIGNED for size in sizes)
+    *lead, size = tensor.shape
+    steps = (step for n, step in zip(lead, tensor.stride()[:-1], strict=True) if n > 1)
+    return not _start(tensor) and not any(n * tensor.itemsize % _ALIGNED for n in (size, *steps))
 
 
 def _start(tensor: torch.Tensor) -> int:
     """Return how many bytes behind an aligned address a tensor begins."""
-    place = tensor.storage_offset() * tensor.itemsize if tensor.is_meta else tensor.data_ptr()
-    return place % _ALIGNED
+    if tensor.is_meta:
+        return int(tensor.storage_offset()) * tensor.itemsize % _ALIGNED
+    return tensor.data_ptr() % _ALIGNED
 
 
 def inputs_of(weight: torch.Tensor) -> int:

@@ -24,8 +24,8 @@ def skinny_gemm_reference(a: Arguments) -> Results:
     out = a.out.clone()
     for row in range(int(a.ends[-1])):
         expert = int(a.experts[row])
-        own = (None if one is None else one[expert] for one in (a.scales, a.zeros))
-        y = weights_of(a.weight[expert], *own, x) @ x[row]
+        scales, zeros = (None if one is None else one[expert] for one in (a.scales, a.zeros))
+        y = weights_of(a.weight[expert], scales, zeros, x) @ x[row]
         out[row] = (y if a.bias is None else y + a.bias[expert].to(wide)).to(a.out.dtype)
     return {"out": out}
 

@@ -1,7 +1,7 @@
 """The order in which codes of 4 bits are kept, so that tensor cores can take them as they are.
 
-A row is padded with zeros to a multiple of 128 codes. Each 128 are 16 words of 32 bits: word 4 t + j
-holds the codes 32 j + 8 t and the seven behind it. A thread t of four that share a row loads its
+A row is padded with zeros to a multiple of 128 codes. Each 128 are 16 words of 32 bits. Word 4 t +
+j holds the codes 32 j + 8 t and the seven behind it. A thread t of four that share a row loads its
 four words as one vector, and word j belongs to the j-th group of 32 inputs. Within a word, the
 codes 2 p and 2 p + 1 are in the bits 4 p and 4 p + 16, so that one shift and one mask give a pair.
 """
