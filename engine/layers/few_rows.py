@@ -62,6 +62,12 @@ def limits_source(device: torch.device) -> str:
     return limits_on(_with_index(device)).source
 
 
+def with_limits_source(reason: str, device: torch.device) -> str:
+    """Return why the kernel was chosen, and what decides up to how many rows it multiplies."""
+    source = limits_source(device)
+    return reason if source in reason else f"{reason}; limits of rows: {source}"
+
+
 def multiplies_few(form: str, weight: torch.Tensor, dtype: torch.dtype, rows: int = 1) -> bool:
     """Whether ``multiply_few`` takes so many rows of a dtype for weights [out, in] of a form.
 

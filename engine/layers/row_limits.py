@@ -39,6 +39,7 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
 )
 _BUILT_IN_GPUS = re.compile(r"\bG?H[12]00\b")  # in the name of a GPU
 _BUILT_IN = "the built-in table of H100 and H200"
+_NONE = "no table of this GPU, so torch multiplies; kiln warmup --tune --model MODEL makes one"
 _FOLDER, _WHAT = "linear", "the table of kiln warmup --tune"
 
 
@@ -98,9 +99,7 @@ def limits_on(device: torch.device) -> RowLimits:
         return RowLimits(_limits(table), built_in, source)
     if built_in:
         return RowLimits({}, built_in, _BUILT_IN)
-    return RowLimits(
-        {}, built_in, "no table of this GPU: kiln warmup --tune --model MODEL makes one"
-    )
+    return RowLimits({}, built_in, _NONE)
 
 
 def key_of(device: torch.device) -> dict[str, str | int]:

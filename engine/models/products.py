@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import torch
 
@@ -21,6 +22,7 @@ from kiln.engine.models.split import Share, Split
 
 _META = torch.device("meta")
 _SEED = 0
+_Looks = tuple[bool, int, tuple[tuple[Scheme, int], ...]]  # is it tied, inputs, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def products_of(
     load_model(family, floats, weights, 1, dtype, _META, wrapper=listing, split=split)
     return [
         ModelProduct(tuple(dict.fromkeys(one.role for one in same)), same[0], is_tied)
-        for (is_tied, *_), same in listing.found.items()
+        for (is_tied, _, _), same in listing.found.items()
     ]
 
 
@@ -72,14 +74,14 @@ class _Listing:
 
     config: HFConfig
     dtype: torch.dtype
-    found: dict[tuple[object, ...], list[Projection]] = field(default_factory=dict)
+    found: dict[_Looks, list[Projection]] = field(default_factory=dict)
 
     def linear(self, projection: Projection, layer: Linear) -> Linear:
         """Note a projection."""
         if isinstance(layer.weight, DenseWeight) and layer.weight.dtype == self.dtype:
             is_tied = projection.role == "lm_head" and self.config.tie_word_embeddings
             parts = tuple(self._sizes(projection, is_tied))
-            key = (is_tied, projection.inputs.room, *parts)
+            key = (is_tied, projection.inputs.room, parts)
             self.found.setdefault(key, []).append(projection)
         return layer
 
@@ -89,16 +91,10 @@ class _Listing:
 
     def _sizes(self, projection: Projection, is_tied: bool) -> Iterator[tuple[Scheme, int]]:
         """Yield scheme and outputs of the parts; neighbours of one scheme are one."""
-        source, last = DummyWeights(_SEED, self.dtype), None
-        for name, share in projection.parts:
-            scheme = DENSE
-            if not is_tied:
-                scheme = self.config.quantization.scheme(name, projection.role, source)
-            if last is not None and last[0] == scheme:
-                last = (scheme, last[1] + share.room)
-            else:
-                if last is not None:
-                    yield last
-                last = (scheme, share.room)
-        if last is not None:
-            yield last
+        source, quantization = DummyWeights(_SEED, self.dtype), self.config.quantization
+
+        def scheme_of(part: tuple[str, Share]) -> Scheme:
+            return DENSE if is_tied else quantization.scheme(part[0], projection.role, source)
+
+        for scheme, parts in groupby(projection.parts, scheme_of):
+            yield scheme, sum(share.room for _, share in parts)
