@@ -142,9 +142,10 @@ def _check_kernel(
     if env.kernel_choice(family) != "auto":
         raise ConfigError(f"{env.asked(family)} decides for all products already: unset it")
     needs = kernel_needs(config, dtype, dtype)
-    for one in decide([SKINNY_GEMM], device, needs, progress).made:
-        if one.implementation == "torch":
-            raise ConfigError(f"{SKINNY_GEMM.name} cannot run, so torch multiplies: {one.reason}")
+    made = decide([SKINNY_GEMM], device, needs, progress).made
+    if all(one.implementation == "torch" for one in made):
+        reason = made[0].reason if made else f"it has no variant for {dtype}"
+        raise ConfigError(f"{SKINNY_GEMM.name} cannot run, so torch multiplies: {reason}")
 
 
 def _checked(weight: Weight, x: torch.Tensor) -> Product | None:
