@@ -120,7 +120,7 @@ def _print_summary(
         f"{time.monotonic() - started:.1f} s"
     )
     if "linear" in info.kernels:
-        print(f"weights: {info.kernels['linear'].partition(': ')[2]}")
+        print(f"projections: {info.kernels['linear'].partition(': ')[2]}")
     embeds = info.embedder is not None
     print(f"{url}  ({'' if embeds else 'a page to chat; '}/docs, /metrics)")
     print(f"try:\n{_curl_line(settings, tokenizer, url, embeds=embeds)}\n", flush=True)

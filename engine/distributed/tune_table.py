@@ -6,9 +6,6 @@ which share one GPU, tell nothing about links between GPUs: such a table is refu
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,33 +13,22 @@ from typing import Any
 
 import torch
 
-from kiln.cache.disk.publish import publish
-from kiln.cache.disk.root import cache_root, trust_of
-from kiln.cache.disk.trust import Untrusted, make_folder, open_trusted, read_all
-from kiln.cache.keys import content_key
+from kiln.engine.distributed import tune_files
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.cuda_driver import driver_call
 from kiln.engine.distributed.peer_conditions import HOST, NVLINK, PCIE
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 from kiln.jit_kernels.ops.all_reduce.spec import SPECS
-from kiln.jit_kernels.toolchains.template import render
 
 _FABRICS = (NVLINK, PCIE, HOST)  # on which times are those of real groups
-_FOLDER = "all_reduce"
-
-logger = logging.getLogger(__name__)
+_FOLDER, _WHAT = "all_reduce", "the all-reduce table"
 
 
 @cache
 def source_hash() -> str:
     """Return a hash of the kernels' sources."""
-    texts = []
-    for spec in SPECS:
-        unit = render(spec, next(iter(spec.variants())))
-        texts += [(spec.name, unit.text), *unit.headers.items()]
-    return content_key((name, text.encode()) for name, text in texts)[:16]
+    return tune_files.source_hash(SPECS)
 
 
 def key_of(world: int, device: torch.device, fabric: str) -> dict[str, str | int]:
@@ -66,37 +52,18 @@ def store(key: Mapping[str, Any], plan: Plan, rows: list[dict[str, Any]]) -> Pat
             f"an all-reduce table measured on {key['fabric']!r} says nothing about real groups: "
             "measure with one GPU for each rank"
         )
-    path = _path(key)
-    if path is None:
-        raise ConfigError(
-            "there is no folder for the all-reduce table: set KILN_KERNEL_CACHE_DIR or HOME"
-        )
-    table = {"key": dict(key), "plan": plan.fields(), "rows": rows}
-    try:
-        make_folder(path.parents[1], trust_of(settings()))
-        make_folder(path.parent, trust_of(settings()))
-        publish(path, json.dumps(table, indent=1).encode(), replace=True)
-    except (OSError, Untrusted) as error:
-        raise ConfigError(f"the all-reduce table cannot be written: {error}") from error
-    return path
+    return tune_files.write(_path(key), _WHAT, key, {"plan": plan.fields(), "rows": rows})
 
 
 def load(key: Mapping[str, Any]) -> Plan | None:
     """Return the plan that was measured on this hardware; None if there is none."""
-    path = _path(key)
-    descriptor = None if path is None else open_trusted(path, trust_of(settings()))
-    if descriptor is None:
-        return None
-    try:
-        table = json.loads(read_all(descriptor, os.fstat(descriptor).st_size))
-        if table["key"] != dict(key) or key["fabric"] not in _FABRICS:
-            raise ValueError(f"it was measured on {table['key']}, and this is {dict(key)}")
+
+    def parse(table: Any) -> Plan:
+        if key["fabric"] not in _FABRICS:
+            raise ValueError(f"times on {key['fabric']!r} say nothing about real groups")
         return plan_of(table["plan"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the all-reduce table %s is not used: %s", path, error)
-        return None
-    finally:
-        os.close(descriptor)
+
+    return tune_files.read(_path(key), _WHAT, key, parse)
 
 
 def plan_of(fields: Mapping[str, Any]) -> Plan:
@@ -108,8 +75,4 @@ def plan_of(fields: Mapping[str, Any]) -> Plan:
 
 
 def _path(key: Mapping[str, Any]) -> Path | None:
-    root = cache_root(settings())
-    if root is None:
-        return None
-    name = content_key((label, str(value).encode()) for label, value in key.items())
-    return root / _FOLDER / f"{name[:32]}.json"
+    return tune_files.path_of(_FOLDER, key)

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import LARGE_BLOCKS, describe_product, multiplies_few, multiply_few
+from kiln.engine.layers.few_rows import describe_product, multiplies_few, multiply_few
 from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -64,7 +64,8 @@ class BlockWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"fp8, one scale per block of 128 x 128, {describe_product(self.codes, DEQUANTISED)}"
+        product = describe_product(self.form, self.codes, DEQUANTISED)
+        return f"fp8, one scale per block of 128 x 128, {product}"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x with zeros behind, as many inputs as there are codes."""
@@ -74,7 +75,7 @@ class BlockWeight(Weight):
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
         whole = BlockWeight.activations(self, x)
-        if not multiply_few(whole, self.codes, out, bias, self.scales):
+        if not multiply_few(self.form, whole, self.codes, out, bias, self.scales):
             Weight.product(self, x, out, bias)
 
     def joins(self, other: Weight) -> bool:
@@ -149,13 +150,14 @@ class BlockGroupWeight(BlockWeight):
     def _multiplies_few(
         self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> bool:
-        if not multiplies_few(self.codes, out.dtype, len(x), LARGE_BLOCKS):
+        if not multiplies_few(self.form, self.codes, out.dtype, len(x)):
             return False
         codes, scales = quantize_per_group(x)
-        return multiply_few(codes, self.codes, out, bias, self.scales, scales)
+        return multiply_few(self.form, codes, self.codes, out, bias, self.scales, scales)
 
     def describe(self) -> str:
         """Say what is rounded."""
         fast = self.is_by_block and multiplies_blocks(self.codes)
-        product = describe_product(self.codes, "torch's scaled_mm" if fast else DEQUANTISED)
+        others = "torch's scaled_mm" if fast else DEQUANTISED
+        product = describe_product(self.form, self.codes, others)
         return f"fp8, one scale per block of 128 x 128, activations per 128 of a token, {product}"

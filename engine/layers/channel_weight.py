@@ -32,7 +32,8 @@ class ChannelWeight(Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if not (self._is_fp8 and multiply_few(x, self.codes, out, bias, self.scales)):
+        few = self._is_fp8 and multiply_few(self.form, x, self.codes, out, bias, self.scales)
+        if not few:
             Weight.product(self, x, out, bias)
 
     def describe(self) -> str:
@@ -40,7 +41,7 @@ class ChannelWeight(Weight):
         return f"{self._codes_name}, one scale per output, {self._with_few_rows(DEQUANTISED)}"
 
     def _with_few_rows(self, others: str) -> str:
-        return describe_product(self.codes, others) if self._is_fp8 else others
+        return describe_product(self.form, self.codes, others) if self._is_fp8 else others
 
     @property
     def _is_fp8(self) -> bool:
@@ -76,7 +77,8 @@ class RoundedProduct(ChannelWeight):
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
         rounded, x_scales = self.rounded(x, None)
-        if self._is_fp8 and multiply_few(rounded, self.codes, out, bias, self.scales, x_scales):
+        codes = (self.form, rounded, self.codes, out, bias, self.scales, x_scales)
+        if self._is_fp8 and multiply_few(*codes):
             return
         if not multiply_rows(rounded, x_scales, self.codes, self.scales, out):
             Weight.product(self, x, out, None)

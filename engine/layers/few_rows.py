@@ -1,18 +1,18 @@
 """Products of a few rows by Kiln's kernel, where it is as fast as torch's.
 
-benchmarks/gpu_check_few_rows.md has the times on an H100, for 2 to 235 MB of weights. Up to 8 rows
-the kernel is faster than cuBLAS and torch's fp8 products; up to 16 rows it is, unless the weights
-are large. With KILN_LINEAR=auto it runs in these cases alone, and only on such GPUs. With
-KILN_LINEAR=jit it runs on any GPU, for all rows and weights that it can multiply.
+With KILN_LINEAR=auto ``row_limits`` says where that is. With KILN_LINEAR=jit the kernel runs on any
+GPU, for all rows and weights that it can multiply.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
+from kiln.engine.layers.row_limits import Product, limits_on, product_of
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
@@ -21,48 +21,79 @@ from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, variant_of, why_not
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
 _DTYPES = (torch.bfloat16, torch.float16)
-_MOST_ROWS_OF_LARGE = 8
-LARGE_FLOATS, LARGE_BLOCKS = 40 * 2**20, 20 * 2**20  # bytes of weights
-_MEASURED = (9, 0)  # the compute capability
+
+
+@dataclass(slots=True)
+class Trial:
+    """A limit that holds for all products meanwhile, and those that the kernel has multiplied."""
+
+    most_rows: int
+    products: set[Product] = field(default_factory=set)
+
+
+_trials: list[Trial] = []  # the last one holds
+
+
+@contextmanager
+def trial(most_rows: int) -> Iterator[Trial]:
+    """Let the kernel multiply up to so many rows of any product, whatever tables and toggles say.
+
+    For measurements, in a process where nothing else multiplies.
+    """
+    _trials.append(Trial(most_rows))
+    try:
+        yield _trials[-1]
+    finally:
+        _trials.pop()
 
 
 def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
     """Return the kernel if products of a model may run it on a device."""
-    may_run = may_run_kernel(SKINNY_GEMM, device, needs)
-    return [SKINNY_GEMM] if may_run and _most_rows(device, MOST_ROWS) else []
+    # Not all combinations of needs: there are none of codes without scales, for example.
+    if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": needs["scalar_t"]}):
+        return []
+    return [SKINNY_GEMM] if _is_unlimited(device) or limits_on(device).may_multiply else []
 
 
-def multiplies_few(
-    weight: torch.Tensor, dtype: torch.dtype, rows: int = 1, large: float = math.inf
-) -> bool:
-    """Whether ``multiply_few`` takes so many rows of a dtype for weights [out, in].
+def limits_source(device: torch.device) -> str:
+    """Say what decides up to how many rows the kernel multiplies on a device."""
+    env = settings()
+    if env.kernel_choice(SKINNY_GEMM.family) != "auto":
+        return env.asked(SKINNY_GEMM.family)
+    if device.type != "cuda":
+        return f"KILN_CPU_KERNELS={env.cpu_kernels}"
+    return limits_on(_with_index(device)).source
+
+
+def with_limits_source(reason: str, device: torch.device) -> str:
+    """Return why the kernel was chosen, and what decides up to how many rows it multiplies."""
+    source = limits_source(device)
+    return reason if source in reason else f"{reason}; limits of rows: {source}"
+
+
+def multiplies_few(form: str, weight: torch.Tensor, dtype: torch.dtype, rows: int = 1) -> bool:
+    """Whether ``multiply_few`` takes so many rows of a dtype for weights [out, in] of a form.
 
     It refuses them all the same if the kernel cannot be loaded, or cannot read such rows of codes.
-    ``large``: with more bytes of weights, torch is as fast for more than 8 rows.
     """
-    most = _MOST_ROWS_OF_LARGE if weight.nbytes > large else MOST_ROWS
-    if weight.dim() != 2 or dtype not in _DTYPES:
-        return False
-    if not 0 < rows <= _most_rows(weight.device, most):
-        return False
-    return may_run_kernel(SKINNY_GEMM, weight.device, {"scalar_t": SCALARS[dtype]})
+    return 0 < rows <= MOST_ROWS and rows <= _most_rows(form, weight, dtype)
 
 
 def multiply_few(
+    form: str,
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     bias: torch.Tensor | None,
     scales: torch.Tensor | None = None,
     x_scales: torch.Tensor | None = None,
-    large: float = math.inf,
     zeros: torch.Tensor | None = None,
 ) -> bool:
     """Write x @ weight.T + bias to out [num_rows, out], or return False.
 
-    ``large`` is that of ``multiplies_few``, the other arguments are those of ``skinny_gemm``.
+    ``form``: that of the Weight. The other arguments are those of ``skinny_gemm``.
     """
-    if not multiplies_few(weight, out.dtype, len(x), large):
+    if not multiplies_few(form, weight, out.dtype, len(x)):
         return False
     a = SKINNY_GEMM.parameters.Arguments(
         out=out,
@@ -75,34 +106,37 @@ def multiply_few(
         experts=None,
         ends=None,
     )
-    return _runs(a)
+    if not _runs(a):
+        return False
+    if _trials:
+        _trials[-1].products.add(product_of(form, weight, out.dtype))
+    return True
 
 
 def multiply_experts(
+    form: str,
     x: torch.Tensor,
     weight: torch.Tensor,
     of_experts: tuple[torch.Tensor, torch.Tensor],
-    scaled: Sequence[torch.Tensor | None] = (),
-    most: int = 64,
+    scales: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Return each row of x times the weights of its expert, [num_rows, out], or None.
 
-    weight: [experts, out, in] or codes; ``of_experts``: (experts [num_rows], ends [num_experts]);
-    ``scaled``: scales, x_scales and zeros of ``skinny_gemm``. ``most``: rows of an expert, on
-    average, up to which the kernel is as fast as torch.
+    ``form``: that of the Weight. weight: [experts, out, in] or codes; ``of_experts``: (experts
+    [num_rows], ends [num_experts]). The other arguments are those of ``skinny_gemm``.
     """
-    dtype = x.dtype if x.dtype in _DTYPES else torch.bfloat16
-    rows, (experts, ends) = len(x), of_experts
-    if dtype not in _DTYPES or not 0 < rows <= most * len(weight):
+    rows, device = len(x), weight.device
+    if x.dtype not in _DTYPES or not rows:
         return None
-    if not _most_rows(weight.device, MOST_ROWS):
+    if not _is_unlimited(device) and rows > limits_on(device).rows_of_experts(form, len(weight)):
         return None
-    scales, x_scales, zeros = (*scaled, None, None, None)[:3]
+    experts, ends = of_experts
     a = SKINNY_GEMM.parameters.Arguments(
-        out=x.new_empty(rows, weight.shape[1], dtype=dtype),
+        out=x.new_empty(rows, weight.shape[1]),
         x=x,
         weight=weight,
-        x_scales=x_scales,
+        x_scales=None,
         scales=scales,
         zeros=zeros,
         bias=None,
@@ -112,11 +146,10 @@ def multiply_experts(
     return a.out if _runs(a) else None
 
 
-def describe_product(weight: torch.Tensor, others: str) -> str:
+def describe_product(form: str, weight: torch.Tensor, others: str) -> str:
     """Return how codes are multiplied; ``others``: how that is done for more rows."""
-    if not multiplies_few(weight, torch.bfloat16):
-        return others
-    return f"up to {MOST_ROWS} rows by skinny_gemm, more: {others}"
+    most = _most_rows(form, weight, torch.bfloat16)
+    return f"up to {most} rows by skinny_gemm, more: {others}" if most else others
 
 
 def _runs(a: Arguments) -> bool:
@@ -133,10 +166,26 @@ def _runs(a: Arguments) -> bool:
     return True
 
 
-def _most_rows(device: torch.device, most: int) -> int:
-    """Return how many rows the kernel multiplies on a device; ``most``: where it was measured."""
-    if device.type != "cuda" or settings().kernel_choice(SKINNY_GEMM.family) == "jit":
+def _most_rows(form: str, weight: torch.Tensor, dtype: torch.dtype) -> int:
+    """Return up to how many rows the kernel multiplies; 0: none."""
+    if weight.dim() != 2 or dtype not in _DTYPES:
+        return 0
+    device = weight.device
+    if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": SCALARS[dtype]}):
+        return 0
+    if _trials:
+        return _trials[-1].most_rows
+    if _is_unlimited(device):
         return MOST_ROWS
-    # A device without an index stands for GPUs of other machines, for which kernels are compiled.
-    is_measured = device.index is None or (torch.cuda.get_device_capability(device) == _MEASURED)
-    return most if is_measured else 0
+    return limits_on(device).most_rows(product_of(form, weight, dtype), weight.nbytes)
+
+
+def _is_unlimited(device: torch.device) -> bool:
+    """Whether the kernel multiplies all that it can: on a CPU, or because the toggle says so."""
+    return device.type != "cuda" or settings().kernel_choice(SKINNY_GEMM.family) != "auto"
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())

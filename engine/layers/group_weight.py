@@ -100,9 +100,8 @@ class Group4Weight(Group8Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if self.group_of is not None or not multiply_few(
-            x, self.codes, out, bias, self.scales, zeros=self.zeros
-        ):
+        tensors = (self.codes, out, bias, self.scales)
+        if self.group_of is not None or not multiply_few(self.form, x, *tensors, zeros=self.zeros):
             Weight.product(self, x, out, bias)
 
     def grouped(
@@ -111,8 +110,7 @@ class Group4Weight(Group8Weight):
         """Return each row times the weights of its expert."""
         if self.group_of is None:
             of_experts = (experts, ends)
-            scaled = (self.scales, None, self.zeros)
-            out = multiply_experts(rows, self.codes, of_experts, scaled)
+            out = multiply_experts(self.form, rows, self.codes, of_experts, self.scales, self.zeros)
             if out is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)
@@ -124,7 +122,9 @@ class Group4Weight(Group8Weight):
     @property
     def _product_name(self) -> str:
         return (
-            DEQUANTISED if self.group_of is not None else describe_product(self.codes, DEQUANTISED)
+            DEQUANTISED
+            if self.group_of is not None
+            else describe_product(self.form, self.codes, DEQUANTISED)
         )
 
 

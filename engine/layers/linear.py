@@ -39,8 +39,8 @@ class Linear:
     @classmethod
     def of(cls, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
         """Return the projection for inputs of a dtype, opaque if skinny_gemm may multiply them."""
-        values = weight.values if isinstance(weight, DenseWeight) else None
-        return cls(weight, bias, values is not None and multiplies_few(values, dtype))
+        few = isinstance(weight, DenseWeight) and multiplies_few(weight.form, weight.values, dtype)
+        return cls(weight, bias, few)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias."""

@@ -56,18 +56,18 @@ class MXFP4Weight(Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if not multiply_few(x, self.codes, out, bias, self.scales):
+        if not multiply_few(self.form, x, self.codes, out, bias, self.scales):
             Weight.product(self, x, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
-        out = multiply_experts(rows, self.codes, (experts, ends), (self.scales,))
+        out = multiply_experts(self.form, rows, self.codes, (experts, ends), self.scales)
         return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def describe(self) -> str:
         """Say which codes there are."""
         size = 2 * self.codes.shape[-1] // self.scales.shape[-1]
-        product = describe_product(self.codes, DEQUANTISED)
+        product = describe_product(self.form, self.codes, DEQUANTISED)
         return f"mxfp4, blocks of {size} inputs, {product}"

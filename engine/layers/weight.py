@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import is_fake
 
-from kiln.engine.layers.few_rows import LARGE_FLOATS, multiply_few
+from kiln.engine.layers.few_rows import multiply_few
 
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
 TILE_BYTES = 2**26  # of dequantised weights at once
@@ -241,7 +241,7 @@ class DenseWeight(Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if multiply_few(x, self.values, out, bias, large=LARGE_FLOATS):
+        if multiply_few(self.form, x, self.values, out, bias):
             return
         if bias is None:
             torch.mm(x, self.values.T, out=out)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 
 from kiln.cache.env import LORA, LORA_CHUNKED
 from kiln.engine.attention.rotate_and_store import store_kernels
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.config import EngineConfig, KVConfig
-from kiln.engine.layers.few_rows import few_row_kernels
+from kiln.engine.layers.few_rows import few_row_kernels, with_limits_source
 from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.models.family import Family
@@ -17,7 +20,9 @@ from kiln.engine.models.kernel_needs import layer_kernels
 from kiln.engine.runner.lora_backend import lora_kernels
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs
+from kiln.jit_kernels.implementations import Decision
 from kiln.jit_kernels.ops.edits.spec import BAN_WORDS, TOKEN_EDITS
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 from kiln.jit_kernels.ops.speculative.spec import PROPOSE_NGRAM, VERIFY_CHAIN
 from kiln.jit_kernels.ops.step.spec import STEP_INPUTS
@@ -28,6 +33,16 @@ _STEP = (STEP_INPUTS, SAMPLE_TOKENS, TOKEN_EDITS, BAN_WORDS)
 _DRAFTS = (VERIFY_CHAIN, PROPOSE_NGRAM)
 # Other code chooses the kernels of these families: the LoRA backend, and the group of ranks.
 _CHOSEN_ELSEWHERE = (LORA, LORA_CHUNKED, "all_reduce")
+
+
+def with_limits(made: Iterable[Decision], device: torch.device) -> list[Decision]:
+    """Return decisions; those about products of few rows also say how many rows these may have."""
+    return [
+        replace(one, reason=with_limits_source(one.reason, device))
+        if one.spec.family == SKINNY_GEMM.family and one.implementation != "torch"
+        else one
+        for one in made
+    ]
 
 
 def called_kernels(

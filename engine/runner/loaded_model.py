@@ -39,7 +39,7 @@ from kiln.engine.runner.embedder import longest_text, read_embedder
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.kernels import called_kernels
 from kiln.engine.runner.lora_backend import choose_backend
-from kiln.engine.runner.memory import weight_bytes, weights_used
+from kiln.engine.runner.memory import products_used, weight_bytes
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.sums import sum_by_kernels
 from kiln.jit_kernels.declare.settings import settings
@@ -115,7 +115,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             dtype=dtype,
             kv=kv,
             group=group,
-            kernels=kernels | weights_used(model, dtype),
+            kernels=kernels | products_used(model, dtype, device, kernels.get("linear", "")),
             weight_bytes=num_bytes,
             adapters=adapters,
             attention=_make_attention(attend, kv, most, dtype, device),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.compile.parameters import named_tensors, parts_of
+from kiln.engine.layers.few_rows import limits_source, with_limits_source
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.engine.models.family import Model
 
@@ -35,15 +36,27 @@ def weight_bytes(model: Model, device: torch.device) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def weights_used(model: Model, dtype: torch.dtype) -> dict[str, str]:
-    """Say under "linear" how quantised weights are kept and multiplied; empty if all are floats."""
+def products_used(
+    model: Model, dtype: torch.dtype, device: torch.device, chosen: str
+) -> dict[str, str]:
+    """Say under "linear" how projections are multiplied, and how quantised weights are kept.
+
+    ``chosen``: "implementation: reason" of the kernel for few rows, empty if none is loaded. The
+    result is empty on a CPU whose torch multiplies floats.
+    """
+    implementation, _, reason = chosen.partition(": ")
+    told = []
+    if implementation not in ("", "torch"):
+        told.append(with_limits_source(reason, device))
+    elif reason or device.type == "cuda":
+        told.append(reason or limits_source(device))
     kinds = Counter(weight.describe() for weight in parts_of(model, Weight) if weight.is_quantised)
-    if not kinds:
-        return {}
-    text = "; ".join(f"{count} projections in {kind}" for kind, count in kinds.most_common())
-    if DEQUANTISED in text:
-        text += f": slower than {str(dtype).removeprefix('torch.')}, in less memory"
-    return {"linear": f"torch: {text}"}
+    if kinds:
+        text = "; ".join(f"{count} projections in {kind}" for kind, count in kinds.most_common())
+        if DEQUANTISED in text:
+            text += f": slower than {str(dtype).removeprefix('torch.')}, in less memory"
+        told.append(text)
+    return {"linear": f"{implementation or 'torch'}: {'; '.join(told)}"} if told else {}
 
 
 def free_unused(device_type: str) -> None:

@@ -10,8 +10,10 @@ import pytest
 from family_fields import needed_fields
 from greedy_models import COMMON
 from kernel_calls import KernelCalls
+from some_gpu import pretend
 
 from kiln.engine.graphs.counts import GraphCounts
+from kiln.engine.layers.row_limits import limits_on
 from kiln.engine.models.registry import known_families
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import Request, TokenLogprobs
@@ -39,6 +41,13 @@ def kernel_calls(environment, monkeypatch):
     """Record the kernels that are loaded and called from now on, under KILN_CPU_KERNELS=host."""
     environment(KILN_CPU_KERNELS="host")
     return KernelCalls(monkeypatch)
+
+
+@pytest.fixture
+def use_gpu(monkeypatch, tmp_path):
+    """Return a function that says which GPU this machine has; its tables are this test's own."""
+    yield pretend(monkeypatch, tmp_path / "tables")
+    limits_on.cache_clear()
 
 
 class FakeRunner:

@@ -2,7 +2,10 @@
 
 With --model and KILN_COMPILE also the pieces of the model, for the device of this machine.
 
-Exit codes: 0 success, 3 the cache is sealed and lacks a kernel, 5 a kernel did not compile.
+With --tune or --tune-comm measure instead, on this machine's GPUs, what engines to come choose by.
+
+Exit codes: 0 success, 1 flags that exclude each other or nothing to measure on, 3 the cache is
+sealed and lacks a kernel, 5 a kernel did not compile.
 """
 
 from __future__ import annotations
@@ -53,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=int, help="parallel compiles; default: KILN_JIT_JOBS, else the cores"
     )
     parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="with --model: measure its products of few rows on this machine's first GPU instead, "
+        "by Kiln's kernel and by torch, and keep what is fastest for engines to come",
+    )
+    parser.add_argument(
         "--tune-comm",
         action="store_true",
         help="measure the sums over --tp ranks on this machine's devices instead, and keep what is "
@@ -60,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tp", "--tensor-parallel-size", dest="tensor_parallel_size", type=int, metavar="N",
-        help="ranks of --tune-comm; with --model, also the kernels that sum over N ranks",
+        help="ranks of --tune-comm; with --model, also the kernels that sum over N ranks; with "
+        "--tune, the products of one of N ranks",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list the programs, compile nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, no progress")
@@ -78,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
-    if args.tune_comm:
-        return _tune_sums(args)
+    if args.tune_comm or args.tune:
+        _check_tuning(args)
+        return _tune_sums(args) if args.tune_comm else _tune_products(args)
     if args.tensor_parallel_size is not None and args.model is None:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
@@ -101,16 +112,41 @@ def run(args: argparse.Namespace) -> int:
     return _build(jobs, args)
 
 
+def _check_tuning(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags that have no effect on a measurement."""
+    from kiln.engine.errors import ConfigError
+
+    name, others = "--tune", {"--tune-comm": args.tune_comm}
+    if args.tune_comm:
+        name, others = "--tune-comm", {"--tune": args.tune, "--model": args.model}
+    others |= {"--dry-run": args.dry_run, "--export": args.export, "--arch": args.arch}
+    others |= {"--jobs": args.jobs, "--kv-cache-dtype": args.kv_cache_dtype != "auto"}
+    given = [flag for flag, value in others.items() if value]
+    if args.tune_comm:
+        given += command_line(args, [_SETTINGS])[:1]
+    if given:
+        raise ConfigError(f"{name} measures instead of compiling: leave out {', '.join(given)}")
+    if args.tune and args.model is None:
+        raise ConfigError("--tune needs --model: it measures the products of a model")
+
+
 def _tune_sums(args: argparse.Namespace) -> int:
     """Measure the all-reduce instead. Raises ConfigError and DeviceError."""
     from kiln.engine.cli.tuning import tune_sums
-    from kiln.engine.errors import ConfigError
 
-    others = {"--model": args.model, "--dry-run": args.dry_run, "--export": args.export}
-    given = [name for name, value in others.items() if value]
-    if given:
-        raise ConfigError(f"--tune-comm compiles nothing: leave out {', '.join(given)}")
     tune_sums(args.tensor_parallel_size, as_json=args.json)
+    return exit_codes.OK
+
+
+def _tune_products(args: argparse.Namespace) -> int:
+    """Measure the products of few rows instead. Raises ModelError, ConfigError and KernelError."""
+    from kiln.engine.cli.product_tuning import gpu_to_measure, tune_products
+    from kiln.engine.runner.device import resolve_dtype
+
+    device, model = gpu_to_measure(), _read(args)
+    dtype = resolve_dtype(_settings(args).dtype, model[1], device)
+    world = 1 if args.tensor_parallel_size is None else args.tensor_parallel_size
+    tune_products(model, dtype, device, world, as_json=args.json)
     return exit_codes.OK
 
 

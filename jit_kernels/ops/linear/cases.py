@@ -99,9 +99,8 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         of_each = torch.bincount(experts, minlength=lead[0])
         ends = of_each.cumsum(0, dtype=torch.int32)
     else:
-        weight, scales, zeros, bias = (
-            None if one is None else one[0] for one in (weight, scales, zeros, bias)
-        )
+        weight = weight[0]
+        scales, zeros, bias = (None if one is None else one[0] for one in (scales, zeros, bias))
     return {
         "out": torch.empty(rows, outputs + gap, dtype=dtype, device=device)[:, :outputs],
         "x": x[:, :inputs],

@@ -125,6 +125,7 @@ SKINNY_GEMM = KernelSpec(
     bench_sizes=cases.BENCH_SIZES,
     tolerance={torch.float16: 6e-4, torch.bfloat16: 4e-3},
     is_supported=_is_supported,
+    has_unfused_path=True,
     min_arch=80,
     bench_needs={"scalar_t": "kiln::bf16", "tiles": "1"},
     paper="https://arxiv.org/abs/2408.11743",  # weights as the left operand of mma

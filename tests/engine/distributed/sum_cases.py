@@ -16,7 +16,7 @@ import torch
 from forked_ranks import CPU, run_ranks, set_environment
 
 import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operator)
-from kiln.engine.distributed import peer_access, tune_table, tuner
+from kiln.engine.distributed import peer_access, tune_files, tuner
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.group import Group
@@ -267,7 +267,7 @@ CASES = {
 
 if __name__ == "__main__":
     set_environment(KILN_CPU_KERNELS="host")
-    tune_table.cache_root = lambda env: Path(sys.argv[1])  # the kernels stay where they are
+    tune_files.cache_root = lambda env: Path(sys.argv[1])  # the kernels stay where they are
     torch.set_num_threads(1)
     few = {name: CASES[name] for name in ("bits", "skips")}
     worlds = json.loads(sys.argv[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.engine.distributed import tune_table
+from kiln.engine.distributed import tune_files, tune_table
 from kiln.engine.distributed.all_reduce_plan import Plan, default_plan, gpu_blocks
 from kiln.engine.distributed.peer_conditions import HOST, NVLINK, ONE_GPU
 from kiln.engine.distributed.tuner import best_plan
@@ -76,7 +76,7 @@ def test_the_defaults_of_two_ranks_are_those_that_were_measured_on_two_gpus():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune_table, "cache_root", lambda env: tmp_path)
+    monkeypatch.setattr(tune_files, "cache_root", lambda env: tmp_path)
     return tmp_path
 
 

@@ -123,7 +123,7 @@ def test_the_log_says_which_rows_the_kernel_multiplies(environment):
         assert ("up to 16 rows by skinny_gemm, more: " in own) == (name != "dense"), own
 
 
-def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment, monkeypatch):
+def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment):
     weight = _dense()
     assert not Linear.of(weight, None, torch.bfloat16).is_opaque
     environment(KILN_CPU_KERNELS="host")
@@ -132,11 +132,23 @@ def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment,
     x = torch.randn(2, INPUTS).bfloat16()
     opaque = Linear.of(weight, None, torch.bfloat16)(x)
     torch.testing.assert_close(opaque, Linear(weight)(x), rtol=0.02, atol=0.02)
-    # A machine with another GPU compiles the kernel for an H100 all the same, but does not run it.
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+
     needs = {"scalar_t": "kiln::bf16"}
-    environment()
-    assert few_rows.few_row_kernels(torch.device("cuda"), needs)
-    assert not few_rows.few_row_kernels(torch.device("cuda", 0), needs)
     environment(KILN_LINEAR="jit")
     assert few_rows.few_row_kernels(torch.device("cuda", 0), needs)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_trial_forces_the_choice_and_tells_what_the_kernel_multiplied(environment, runs, name):
+    environment(KILN_CPU_KERNELS="host")
+    weight, x = FORMS[name](), torch.randn(3, INPUTS).bfloat16()
+    with few_rows.trial(2) as trial:
+        _assert_right(weight, x, None)
+    assert not trial.products
+    assert not runs
+    with few_rows.trial(3) as trial:
+        _assert_right(weight, x, None)
+    parts = weight.parts if isinstance(weight, MixedWeight) else (weight,)
+    sizes = {(one.form, "bfloat16", one.out_features, INPUTS) for one in parts}
+    assert set(map(tuple, trial.products)) == sizes
+    assert runs

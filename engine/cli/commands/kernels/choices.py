@@ -33,13 +33,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the rows, or one JSON object."""
     import torch
 
+    from kiln.engine.runner.kernels import with_limits
     from kiln.jit_kernels.declare.settings import settings
     from kiln.jit_kernels.implementations import decide
     from kiln.jit_kernels.launchers.choose import launcher
     from kiln.jit_kernels.registry import all_specs
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    made = decide(all_specs().values(), device).made
+    made = with_limits(decide(all_specs().values(), device).made, device)
     choices = group_choices(made)
     by = launcher().name if device.type == "cuda" else None
     if args.json:
