@@ -9,17 +9,20 @@
 namespace kiln {
 
 template <class Format, int N> struct Groups {
-  struct alignas(N * 4) Floats { float scale[N]; };
-  Floats own;
-  short zero[N];
+  uint32_t scales[N] = {};
+  short zero[N] = {};
 
-  // at: of the first group in scales and zeros. If zeros is null, the zero point is 8.
-  KILN_FN void load(const float* scales, const short* zeros, int64_t at) {
-    own = load_early_vector<Floats>(scales + at);
+  // at: of the first group in scales and zeros. If zeros is null, the zero point is 8. Nothing is
+  // loaded unless `wanted`.
+  KILN_FN void load(const float* from, const short* zeros, int64_t at, bool wanted) {
+    load_early_if(wanted, scales, from + at);
 #pragma unroll
-    for (int n = 0; n < N; ++n) zero[n] = zeros ? load_early_short(zeros + at + n) : short(8);
+    for (int n = 0; n < N; ++n) {
+      zero[n] = 8;
+      load_early_if(wanted && zeros, zero[n], zeros + at + n);
+    }
   }
-  KILN_FN float scale(int n) const { return own.scale[n]; }
+  KILN_FN float scale(int n) const { return as_float(scales[n]); }
   template <class T> KILN_FN uint32_t zero_pair(int n) const {
     return Format::template zero_pair<T>(zero[n]);
   }
@@ -27,14 +30,13 @@ template <class Format, int N> struct Groups {
 
 // Four exponents of two in a word, plus 127. There are no zero points.
 template <> struct Groups<E2M1, 4> {
-  struct Word { uint32_t octets; };
-  Word own;
+  uint32_t octets[1] = {};
 
-  KILN_FN void load(const uint8_t* scales, const short*, int64_t at) {
-    own = load_early_vector<Word>(scales + at);
+  KILN_FN void load(const uint8_t* from, const short*, int64_t at, bool wanted) {
+    load_early_if(wanted, octets, from + at);
   }
   KILN_FN float scale(int n) const {  // 2^-127 is subnormal
-    const uint32_t exponent = own.octets >> 8 * n & 0xff;
+    const uint32_t exponent = octets[0] >> 8 * n & 0xff;
     return as_float(exponent ? exponent << 23 : 1u << 22);
   }
   template <class T> KILN_FN uint32_t zero_pair(int) const { return 0; }

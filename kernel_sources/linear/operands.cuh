@@ -14,13 +14,14 @@ namespace kiln {
 // N pairs of neighbouring elements.
 template <int N> struct Pairs { uint32_t w[N]; };
 
-// A format has `kElements` in 16 bytes, and takes them in pieces of eight, two mma for each. What
-// has no zero point ignores it.
+// A format has `kElements` in 16 bytes, and takes them in pieces of eight, two mma for each. The
+// sums of products are multiplied by restore(). What has no zero point ignores it.
 
 // Elements that are stored as T.
 struct Plain {
   static constexpr int kElements = 8;
   using Scale = float;
+  template <class T> KILN_FN static float restore() { return 1; }
   template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int, uint32_t) {
     return {{from.w[0], from.w[1], from.w[2], from.w[3]}};
@@ -31,6 +32,7 @@ struct Plain {
 struct E4M3 {
   static constexpr int kElements = 16;
   using Scale = float;
+  template <class T> KILN_FN static float restore() { return 1; }
   template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {
     Pairs<4> to;

@@ -6,9 +6,9 @@
 // [outputs >> outputs_log2, scale_columns]. x_scales: [rows, 1 or inputs / 128]. WEIGHT = U4, E2M1:
 // codes of 4 bits in the order of jit_kernels/ops/shared/four_bits.py; SCALED says how many inputs
 // share a scale and a zero point. zeros: like scales, or null: 8. bias: [outputs] or null.
-// Strides are counted in elements of the tensor. Rows of codes begin at multiples of 16 bytes. Rows
-// of e4m3 have a multiple of 64 elements, of 128 if SCALED = kByBlock; those of 4-bit codes have
-// zeros up to a multiple of 128. Other tensors may have any size and alignment.
+// Strides are counted in elements of the tensor. With codes, rows of weight and x begin and end at
+// multiples of 16 bytes. Rows of e4m3 have a multiple of 64 elements, of 128 if SCALED = kByBlock;
+// those of 4-bit codes have zeros up to a multiple of 128. Other tensors may have any alignment.
 // Experts: if experts [rows] is given, weight, scales, zeros and bias have a dimension of experts in
 // front. Row m of x is multiplied by those of experts[m]. Rows are sorted by expert, whose rows end
 // at ends[expert]; rows behind ends[num_experts - 1] are not multiplied.
@@ -45,18 +45,20 @@ namespace kiln {
 
 enum Scaled { kNone, kByOutput, kBy32 = 32, kBy64 = 64, kByBlock = 128 };  // inputs of a scale
 
-constexpr int kWarps = 16, kOutputs = 16, kBlock = 128;
+constexpr int kWarps = 16, kBlock = 128;
 constexpr int kChunk = 4 * WEIGHT::kElements;  // inputs that a warp loads at a time
 constexpr int kPieces = WEIGHT::kElements / 8;
 constexpr int kVectors = WEIGHT::kElements / INPUT::kElements;  // of x, for one of the weights
 constexpr bool kCodes = WEIGHT::kElements > 8, kFourBits = WEIGHT::kElements > 16;
 constexpr int kTurn = kFourBits ? 1 : 2;  // neighbouring chunks that a warp multiplies in turn
 constexpr int kGroups = kFourBits && SCALED > 1 ? kChunk / SCALED : 1;  // of a chunk
-constexpr bool kManyFloats = kGroups * sizeof(WEIGHT::Scale) > 4;  // are the scales of a chunk
-// Chunks in flight, as registers allow.
-constexpr int kAhead = kManyFloats || (kCodes && TILES > 1) ? 1 : 2;
+constexpr int kAhead = kFourBits ? 1 : 2;  // chunks in flight
+constexpr int kStep = kTurn * kWarps * kChunk;  // inputs from one turn of a warp to the next
 constexpr int kAtOnce = kFourBits ? 1 : kAhead;  // chunks of x in flight
-constexpr int kWindow = kFourBits ? 1 : kVectors;  // vectors of x in flight, of each of them
+constexpr int kWindow = kFourBits ? 2 : kVectors;  // vectors of x in flight, of each of them
+// With two tiles a block computes 32 outputs, so that it loads x half as often.
+constexpr int kSets = TILES, kOutputs = kSets * 16;
+constexpr int kBlocks = 3 - kSets, kBuffers = 3 - kSets;  // of a multiprocessor, of sums
 constexpr int kPitch = kOutputs + 4;  // of sums, so that lanes store in different banks
 
 using T = SCALAR_T;
@@ -66,34 +68,26 @@ using Weight = Element<WEIGHT>::type;
 using Input = Element<INPUT>::type;
 using Scale = WEIGHT::Scale;
 
-// Load a lane's elements of a row, from the k-th on. Elements behind the end of the row are zeros;
-// an e4m3 row ends with whole vectors.
+// Load a lane's elements of a row, from p on, which is the k-th. Elements behind the end of the row
+// are zeros; an e4m3 row ends with whole vectors.
 template <bool kEarly, class Source>
-KILN_FN Words part_of_row(const Source* row, int k, int inputs, bool aligned) {
+KILN_FN Words part_of_row(const Source* p, int k, int inputs, bool aligned) {
   if (k >= inputs) return Words{};
-  if constexpr (sizeof(Source) > 1)
-    if (!aligned) return words_of(row + k, min(inputs - k, 8));
-  if constexpr (kEarly) return load_early_vector<Words>(row + k);
-  else return load_vector<Words>(row + k);
+  if constexpr (!kCodes)
+    if (!aligned) return words_of(p, min(inputs - k, 8));
+  if constexpr (kEarly) return load_early_vector<Words>(p);
+  else return load_vector<Words>(p);
 }
 
-// A lane's weights of a chunk that begins at input k.
-KILN_FN Words load_weights(const Weight* row, int k, int inputs, bool aligned) {
-  const int own = threadIdx.x % 4 * WEIGHT::kElements;
-  if constexpr (!kFourBits) return part_of_row<true>(row, k + own, inputs, aligned);
-  else return k < inputs ? load_early_vector<Words>(row + (k + own) / 2) : Words{};
-}
-
-// A lane's elements of a chunk of x, kWindow vectors from the v-th on, for one tile of 8 rows. If
-// row is null, they are zeros.
+// A lane's elements of a chunk of x, kWindow vectors from the v-th on, for one tile of 8 rows. row:
+// the lane's first element of the chunk, which is input k.
 struct Inputs { Words words[kWindow]; };
 KILN_FN Inputs load_inputs(const Input* row, int k, int v, int inputs, bool aligned) {
-  constexpr int kOwn = kFourBits ? 8 : WEIGHT::kElements, kStep = kFourBits ? 32 : INPUT::kElements;
+  constexpr int kStep = kFourBits ? 32 : INPUT::kElements;
   Inputs loaded{};
-  k += threadIdx.x % 4 * kOwn + v * kStep;
 #pragma unroll
-  for (int w = 0; w < kWindow; ++w)
-    if (row) loaded.words[w] = part_of_row<false>(row, k + w * kStep, inputs, aligned);
+  for (int w = v; w < v + kWindow; ++w)
+    loaded.words[w - v] = part_of_row<false>(row + w * kStep, k + w * kStep, inputs, aligned);
   return loaded;
 }
 
@@ -101,6 +95,39 @@ KILN_FN Inputs load_inputs(const Input* row, int k, int v, int inputs, bool alig
 struct Chunk {
   Words low, high;
   Groups<WEIGHT, kGroups> of_low, of_high;
+};
+
+// Where a lane loads its weights of two outputs: at input k, chunk by chunk.
+struct Walk {
+  const Weight *low, *high;     // rows of weights, at input k
+  int32_t of_low, of_high, k;   // of the groups at input k in scales and zeros
+
+  // Load a chunk, if the row has it. If not, 4-bit codes stay as they are: they are not multiplied,
+  // or by zeros.
+  KILN_FN void load(Chunk& chunk, const Scale* scales, const short* zeros, int inputs,
+                    bool aligned) const {
+    if constexpr (kFourBits) {
+      const bool wanted = k < inputs;
+      load_early_if(wanted, chunk.low.w, low);
+      load_early_if(wanted, chunk.high.w, high);
+      chunk.of_low.load(scales, zeros, of_low, wanted);
+      chunk.of_high.load(scales, zeros, of_high, wanted);
+    } else {
+      chunk.low = part_of_row<true>(low, k, inputs, aligned);
+      chunk.high = part_of_row<true>(high, k, inputs, aligned);
+    }
+  }
+  // Go on to the next chunk of this warp; c: which one of a turn this is.
+  KILN_FN void advance(int c) {
+    const int step = (c % kTurn < kTurn - 1 ? 1 : kTurn * (kWarps - 1) + 1) * kChunk;
+    low += kFourBits ? step / 2 : step;
+    high += kFourBits ? step / 2 : step;
+    if constexpr (kFourBits && SCALED > 1) {
+      of_low += step / SCALED;
+      of_high += step / SCALED;
+    }
+    k += step;
+  }
 };
 
 // Multiply 16 outputs, of which a lane has parts of two, by 8 rows of x: the part of a chunk that
@@ -153,7 +180,7 @@ struct Scales {
 
 }  // namespace kiln
 
-extern "C" __global__ void __launch_bounds__(512, 2)
+extern "C" __global__ void __launch_bounds__(512, kiln::kBlocks)
 skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_scales,
             const kiln::Scale* scales, const short* zeros, const SCALAR_T* bias,
             const int32_t* experts, const int32_t* ends, int64_t x_stride, int64_t weight_stride,
@@ -163,12 +190,9 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
             int32_t aligned) {
   kiln::pdl_reads_plan();
   using namespace kiln;
-  __shared__ float sums[kWarps][TILES * 8][kPitch];
+  __shared__ float sums[kBuffers][kWarps][TILES * 8][kPitch];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4;
-  const int first = blockIdx.x * kOutputs;
-  const int low = min(first + group, outputs - 1), high = min(first + group + 8, outputs - 1);
-  const Weight* row0 = static_cast<const Weight*>(weight) + low * weight_stride;
-  const Weight* row1 = static_cast<const Weight*>(weight) + high * weight_stride;
+  const Weight* weights = static_cast<const Weight*>(weight);
   const Input* x0 = static_cast<const Input*>(x);
   if (experts) {
     pdl_wait();
@@ -179,86 +203,119 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
     rows = min(ends[expert] - m, 8 * TILES);
     x0 += m * x_stride;
     out += m * out_stride;
-    row0 += expert * expert_weights;
-    row1 += expert * expert_weights;
+    weights += expert * expert_weights;
     scales += expert * expert_scales;
     if (x_scales) x_scales += m * x_scale_row;
     if (zeros) zeros += expert * expert_scales;
     if (bias) bias += int64_t(expert) * outputs;
   }
-  const int scale_row0 = (low >> outputs_log2) * scale_columns;
-  const int scale_row1 = (high >> outputs_log2) * scale_columns;
-  // Where this warp's i-th chunk begins. A turn is kTurn neighbouring chunks, then the next warp's.
-  const auto at = [&](int i) { return ((i / kTurn * kWarps + warp) * kTurn + i % kTurn) * kChunk; };
-  const auto load = [&](int i) {
-    Chunk chunk{};
-    chunk.low = load_weights(row0, at(i), inputs, aligned);
-    chunk.high = load_weights(row1, at(i), inputs, aligned);
-    if constexpr (kFourBits) {
-      const int g = SCALED > 1 ? at(i) / SCALED : 0;
-      if (at(i) < inputs) {
-        chunk.of_low.load(scales, zeros, scale_row0 + g);
-        chunk.of_high.load(scales, zeros, scale_row1 + g);
+  // The lane's two outputs of the 16 from `first` on. The last output stands in for those behind.
+  const auto own = [&](int first, int more) { return min(first + group + more, outputs - 1); };
+  const int begin = warp * kTurn * kChunk;  // of this warp's first turn
+  const auto walk_of = [&](int first) {
+    const int low = own(first, 0), high = own(first, 8), g = SCALED > 1 ? begin / SCALED : 0;
+    const int at = (begin + lane % 4 * WEIGHT::kElements) / (kFourBits ? 2 : 1);
+    return Walk{weights + low * weight_stride + at, weights + high * weight_stride + at,
+                low * scale_columns + g, high * scale_columns + g,
+                first < outputs ? begin + (kFourBits ? 0 : at - begin) : inputs};
+  };
+  Chunk chunks[kAhead][kSets];
+  Walk ahead[kSets];
+  const auto start = [&](int first) {  // load the first chunks of these outputs
+#pragma unroll
+    for (int s = 0; s < kSets; ++s) {
+      ahead[s] = walk_of(first + s * 16);
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) {
+        ahead[s].load(chunks[c][s], scales, zeros, inputs, aligned);
+        ahead[s].advance(c);
       }
     }
-    return chunk;
   };
-  Chunk chunks[kAhead];
-#pragma unroll
-  for (int j = 0; j < kAhead; ++j) chunks[j] = load(j);
+  int first = blockIdx.x * kOutputs, buffer = 0;
+  start(first);
   pdl_wait();
   pdl_launch_dependents_last();
-  const Input* xs[TILES];
-#pragma unroll
-  for (int n = 0; n < TILES; ++n)
-    xs[n] = n * 8 + group < rows ? x0 + (n * 8 + group) * x_stride : nullptr;
-  float sum[TILES][4] = {}, total[TILES][4] = {};
-  const auto add_scaled = [&](int n, int index) {
+  float sum[kSets][TILES][4] = {}, total[kSets][TILES][4] = {};
+  const auto add_scaled = [&](int s, int n, int index) {
     if constexpr (kCodes && !(kFourBits && SCALED > 1)) {
-      const Scales factors{scales + scale_row0, scales + scale_row1, x_scales,
-                           x_scale_row, x_scale_column, rows};
-      factors.add(total[n], sum[n], n, index);
+      const int low = own(first + s * 16, 0), high = own(first + s * 16, 8);
+      const Scales factors{scales + (low >> outputs_log2) * int64_t(scale_columns),
+                           scales + (high >> outputs_log2) * int64_t(scale_columns),
+                           x_scales, x_scale_row, x_scale_column, rows};
+      factors.add(total[s][n], sum[s][n], n, index);
     }
   };
 #pragma unroll 1
-  for (int i = 0; at(i) < inputs; i += kAhead) {
+  for (; first < outputs; first += gridDim.x * kOutputs, buffer = kBuffers - 1 - buffer) {
+    // The lane's rows of x. For those that do not exist, the last one: its sums are not written.
+    const Input* xs[TILES];
+    const int own_x = begin + lane % 4 * (kFourBits ? 8 : WEIGHT::kElements);
 #pragma unroll
-    for (int j = 0; j < kAhead; j += kAtOnce) {
+    for (int n = 0; n < TILES; ++n) {
+      xs[n] = x0 + min(n * 8 + group, rows - 1) * x_stride + own_x;
+      keep_global(xs[n]);
+    }
+#pragma unroll 1
+    for (int k = own_x; k - own_x + begin < inputs; k += kStep) {
 #pragma unroll
-      for (int v = 0; v < kVectors; v += kWindow) {
-        Inputs w[kAtOnce][TILES];
+      for (int c = 0; c < kTurn; c += kAtOnce) {
 #pragma unroll
-        for (int c = 0; c < kAtOnce; ++c)
+        for (int v = 0; v < kVectors; v += kWindow) {
+          Inputs w[kAtOnce][TILES];
 #pragma unroll
-          for (int n = 0; n < TILES; ++n)
-            w[c][n] = load_inputs(xs[n], at(i + j + c), v, inputs, aligned);
+          for (int a = 0; a < kAtOnce; ++a)
 #pragma unroll
-        for (int c = 0; c < kAtOnce; ++c)
+            for (int n = 0; n < TILES; ++n)
+              w[a][n] = load_inputs(xs[n] + (c + a) * kChunk, k + (c + a) * kChunk, v, inputs,
+                                    aligned);
 #pragma unroll
-          for (int n = 0; n < TILES; ++n) multiply(total[n], sum[n], chunks[j + c], w[c][n], v);
+          for (int a = 0; a < kAtOnce; ++a)
+#pragma unroll
+            for (int s = 0; s < kSets; ++s)
+#pragma unroll
+              for (int n = 0; n < TILES; ++n)
+                multiply(total[s][n], sum[s][n], chunks[(c + a) % kAhead][s], w[a][n], v);
+        }
+#pragma unroll
+        for (int a = 0; a < kAtOnce; ++a)
+#pragma unroll
+          for (int s = 0; s < kSets; ++s) {
+            ahead[s].load(chunks[(c + a) % kAhead][s], scales, zeros, inputs, aligned);
+            ahead[s].advance(c + kAhead + a);
+          }
       }
 #pragma unroll
-      for (int c = 0; c < kAtOnce; ++c) chunks[j + c] = load(i + kAhead + j + c);
+      for (int n = 0; n < TILES; ++n) {
+        if constexpr (!kFourBits && SCALED == kByBlock)
+#pragma unroll
+          for (int s = 0; s < kSets; ++s) add_scaled(s, n, k / kBlock);
+        xs[n] += kStep;
+      }
     }
-    if constexpr (!kFourBits && SCALED == kByBlock)
-      if ((i + kAhead) % 2 == 0)  // the pair is a block of inputs
+    start(first + gridDim.x * kOutputs);
 #pragma unroll
-        for (int n = 0; n < TILES; ++n) add_scaled(n, at(i) / kBlock);
+    for (int s = 0; s < kSets; ++s)
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
+        if constexpr (SCALED == kByOutput) add_scaled(s, n, 0);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = n * 8 + lane % 4 * 2 + j % 2, column = s * 16 + group + j / 2 * 8;
+          sums[buffer][warp][row][column] =
+              SCALED == kNone ? sum[s][n][j] : mul_rn(total[s][n][j], WEIGHT::restore<T>());
+          sum[s][n][j] = total[s][n][j] = 0;
+        }
+      }
+    __syncthreads();  // also before another buffer is written again
+    const int m = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs, n = first + column;
+    if (m < rows && n < outputs) {
+      float y = sums[buffer][0][m][column];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) y = add_rn(y, sums[buffer][w][m][column]);
+      if (bias) y = add_rn(y, to_float(bias[n]));
+      from_float(y, out[m * out_stride + n]);
+    }
+    if constexpr (kBuffers == 1) __syncthreads();
   }
-#pragma unroll
-  for (int n = 0; n < TILES; ++n) {
-    if constexpr (SCALED == kByOutput) add_scaled(n, 0);
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      sums[warp][n * 8 + lane % 4 * 2 + j % 2][group + j / 2 * 8] =
-          SCALED == kNone ? sum[n][j] : total[n][j];
-  }
-  __syncthreads();
-  const int m = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs, n = first + column;
-  if (m >= rows || n >= outputs) return;
-  float y = sums[0][m][column];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) y = add_rn(y, sums[w][m][column]);
-  if (bias) y = add_rn(y, to_float(bias[n]));
-  from_float(y, out[m * out_stride + n]);
 }

@@ -15,7 +15,7 @@ from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 # The bits of a weight's code; 0: of the dtype.
 BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
 _GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
-# "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. If weights are fp8,
+# "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. If weights are codes,
 # "inputs" is rounded up to the next multiple that the kernel takes. "grouped" counts the rows of
 # all experts, which get them at random. There are "experts" if they get two tiles, else one more.
 SIZES: list[Sizes] = [
@@ -51,8 +51,10 @@ def padded(variant: Variant, inputs: int) -> int:
 def shape_of_x(variant: Variant, sizes: Sizes) -> tuple[int, int]:
     """Return the rows and inputs of a case of a variant."""
     steps = {"kByOutput": BLOCK // 2, "kByBlock": BLOCK} if variant["weight"] == "E4M3" else {}
-    step = steps.get(variant["scaled"], 1)
+    step = steps.get(variant["scaled"], 1 if variant["weight"] == "Plain" else 8)
     inputs = -(-sizes["inputs"] // step) * step
+    if BITS[variant["weight"]] == 4 and variant["scaled"] == "kByBlock":
+        inputs += CHUNK  # one block would be a scale for each output
     if "grouped" in sizes:
         return sizes["grouped"], inputs
     return sizes["rows"] + TILE_ROWS * (int(variant["tiles"]) - 1), inputs
@@ -79,14 +81,16 @@ def shape_of_scales(variant: Variant, sizes: Sizes) -> tuple[int, int]:
 def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     """Return random x and weights of a variant.
 
-    ``sizes`` may have "bias", "gap" (elements between rows; codes of 8 bits: 16 times as many),
+    ``sizes`` may have "bias", "gap" (elements between rows; 8 times as many of x beside codes, 16
+    times as many codes of 8 bits),
     "zeros" (zero points), "grouped", and "by_row" (scales of blocks for each output, and those of a
     row of x side by side in memory).
     """
     dtype = DTYPES[variant["scalar_t"]]
     rows, inputs = shape_of_x(variant, sizes)
     outputs, gap, lead = sizes["outputs"], sizes.get("gap", 0), [experts_of(variant, sizes)]
-    x = torch.randn(rows, inputs + gap, dtype=torch.float32, device=device).to(dtype)
+    wide = inputs + gap * (1 if variant["weight"] == "Plain" else 8)
+    x = torch.randn(rows, wide, dtype=torch.float32, device=device).to(dtype)
     x_scales = experts = ends = None
     if variant["input"] == "E4M3":
         x, by_row = _octets(rows, inputs + 16 * gap, device), sizes.get("by_row")

@@ -106,9 +106,9 @@ def _why_no_codes(a: Arguments, size: int) -> str:
         return f"zeros {list(a.zeros.shape)} beside weights of {a.weight.dtype}"
     if not coded:
         return ""
-    for name, tensor in coded.items():
-        if not is_aligned(tensor):
-            return f"rows of codes of {name} do not begin at multiples of {_ALIGNED} bytes"
+    for name in ("x", "weight"):
+        if not is_aligned(getattr(a, name)):
+            return f"beside codes, rows of {name} do not begin and end at multiples of 16 bytes"
     if any(one is not None and not one.is_contiguous() for one in (a.scales, a.zeros)):
         return "scales or zeros are not contiguous"
     if a.weight.dtype == torch.uint8:

@@ -29,6 +29,7 @@ from kiln.jit_kernels.ops.linear.reference import BLOCK, skinny_gemm_reference
 from kiln.jit_kernels.torch_ops import define
 
 _OUTPUTS, _THREADS = 16, 512  # of a block
+_BLOCKS_OF_MULTIPROCESSOR, _LEAST_TURNS = 2, 3
 
 
 def _bind(a: Arguments) -> Bound:
@@ -52,14 +53,19 @@ def _bind(a: Arguments) -> Bound:
         "scale_columns": 0 if a.scales is None else a.scales.shape[-1],
         "outputs_log2": 0 if by_row else BLOCK.bit_length() - 1,
         "num_experts": len(a.weight) if grouped else 0,
-        "aligned": int(is_aligned(a.x) and (a.scales is not None or is_aligned(a.weight))),
+        "aligned": int(is_aligned(a.x) and is_aligned(a.weight)),
     }
     return Bound(variant_of(a), sizes, numbers)
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    blocks = (-(-sizes["outputs"] // _OUTPUTS), sizes.get("grouped", 1), 1)
-    return LaunchGeometry(blocks, (_THREADS, 1, 1))
+    is_small = cases.BITS[variant["weight"]] == 4
+    sets = int(variant["tiles"])
+    blocks = -(-sizes["outputs"] // (_OUTPUTS * sets))
+    at_once = _BLOCKS_OF_MULTIPROCESSOR // sets * gpu.num_multiprocessors
+    if is_small and blocks >= _LEAST_TURNS * at_once:  # so many that all end at about the same time
+        blocks = -(-blocks // -(-blocks // at_once))
+    return LaunchGeometry((blocks, sizes.get("grouped", 1), 1), (_THREADS, 1, 1))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:

@@ -29,22 +29,40 @@ KILN_FN void load_early_words(uint32_t (&w)[4], const void* p) {
 KILN_FN void load_early_words(uint32_t (&w)[2], const void* p) {
   asm volatile("ld.global.cg.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
 }
-KILN_FN void load_early_words(uint32_t (&w)[1], const void* p) {
-  asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(w[0]) : "l"(p));
+// The same only if `wanted`, without a branch: else `w` stays as it is.
+KILN_FN void load_early_if(bool wanted, uint32_t (&w)[4], const void* p) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %5, 0;"
+               " @q ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+               : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3]) : "l"(p), "r"(uint32_t(wanted)));
 }
-template <class V> KILN_FN V load_early_vector(const void* p) {  // of 4, 8 or 16 bytes
+KILN_FN void load_early_if(bool wanted, uint32_t (&w)[2], const void* p) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %3, 0; @q ld.global.cg.v2.b32 {%0, %1}, [%2]; }"
+               : "+r"(w[0]), "+r"(w[1]) : "l"(p), "r"(uint32_t(wanted)));
+}
+KILN_FN void load_early_if(bool wanted, uint32_t (&w)[1], const void* p) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.cg.b32 %0, [%1]; }"
+               : "+r"(w[0]) : "l"(p), "r"(uint32_t(wanted)));
+}
+KILN_FN void load_early_if(bool wanted, short& x, const short* p) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.cg.b16 %0, [%1]; }"
+               : "+h"(x) : "l"(p), "r"(uint32_t(wanted)));
+}
+template <class V> KILN_FN V load_early_vector(const void* p) {  // of 8 or 16 bytes
   V v;
   load_early_words(reinterpret_cast<uint32_t (&)[sizeof(V) / 4]>(v), p);
   return v;
 }
-KILN_FN short load_early_short(const short* p) {
-  short x;
-  asm volatile("ld.global.cg.b16 %0, [%1];" : "=h"(x) : "l"(p));
-  return x;
-}
 #else  // ---- host ------------------------------------------------------------------------------
 template <class T> KILN_FN T load_early(const T* p) { return *p; }
-KILN_FN short load_early_short(const short* p) { return *p; }
+template <int N> KILN_FN void load_early_if(bool wanted, uint32_t (&w)[N], const void* p) {
+  struct alignas(4 * N) Vector { uint32_t w[N]; };
+  if (!wanted) return;
+  const auto loaded = load_vector<Vector>(p);
+  for (int i = 0; i < N; ++i) w[i] = loaded.w[i];
+}
+KILN_FN void load_early_if(bool wanted, short& x, const short* p) {
+  if (wanted) x = *p;
+}
 template <class V> KILN_FN V load_early_vector(const void* p) { return load_vector<V>(p); }
 #endif
 }  // namespace kiln

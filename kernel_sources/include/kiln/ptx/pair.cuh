@@ -8,17 +8,36 @@ namespace kiln {
 template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b);
 // Elementwise sums, rounded once to T.
 template <class T> KILN_FN uint32_t add_pair(uint32_t a, uint32_t b);
+// Elementwise a * b + c, rounded once to T.
+template <class T> KILN_FN uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c);
 // Elementwise maximum of |a| and |b|. NaN is above all; the result's sign bits are undefined.
 template <class T> KILN_FN uint32_t larger_pair(uint32_t a, uint32_t b);
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
 // Make the compiler drop elements unpacked from the word: it keeps one register, not two.
 KILN_FN void keep_packed(uint32_t& word) { asm volatile("" : "+r"(word)); }
+// Make the compiler keep a pointer to global memory in registers: it would compute it again for
+// each load.
+template <class T> KILN_FN void keep_global(T*& p) {
+  asm volatile("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
+}
 #else  // ---- host ------------------------------------------------------------------------------
 KILN_FN void keep_packed(uint32_t&) {}
+template <class T> KILN_FN void keep_global(T*&) {}
 #endif
 
 #if defined(KILN_ON_GPU) && __CUDA_ARCH__ >= 800  // ---- device ---------------------------------
+template <> KILN_FN uint32_t fma_pair<bf16>(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+template <> KILN_FN uint32_t fma_pair<fp16>(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t y;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
 template <> KILN_FN uint32_t mul_pair<bf16>(uint32_t a, uint32_t b) {
   uint32_t y;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;"  // plus -0; sm_80 has no mul.bf16x2
@@ -67,6 +86,14 @@ template <class T, class F> KILN_FN uint32_t by_half(uint32_t a, uint32_t b, F f
 // A product is exact in float32, except below half of the smallest T: it is rounded once, too.
 template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b) {
   return by_half<T>(a, b, [](float x, float y) { return mul_rn(x, y); });
+}
+// The product is exact in double, and so is the sum of numbers that are not far apart.
+template <class T> KILN_FN uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+  const auto one = [&](int shift) {
+    const auto at = [&](uint32_t pair) { return double(to_float(T{uint16_t(pair >> shift)})); };
+    return float(at(a) * at(b) + at(c));
+  };
+  return pack<T>(one(0), one(16));
 }
 // Rounding to float32 and then to T equals rounding once: float32 has over twice the digits of T.
 template <class T> KILN_FN uint32_t add_pair(uint32_t a, uint32_t b) {
