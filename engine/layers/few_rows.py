@@ -3,7 +3,8 @@
 benchmarks/gpu_check_few_rows.md has the times on an H100, for 2 to 235 MB of weights. Up to 8 rows
 the kernel is faster than cuBLAS and torch's fp8 products; up to 16 rows it is, unless the weights
 are large. With KILN_LINEAR=auto it runs in these cases alone, and only on such GPUs. With
-KILN_LINEAR=jit it runs on any GPU, for all rows and weights that it can multiply.
+KILN_LINEAR=jit it runs on any GPU, for all rows and weights that it can multiply; with
+KILN_LINEAR=triton its Triton form does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_ROWS_OF_LARGE = 8
 LARGE_FLOATS, LARGE_BLOCKS = 40 * 2**20, 20 * 2**20  # bytes of weights
 _MEASURED = (9, 0)  # the compute capability
+_ASKS = ("jit", "triton")  # choices of the toggle that ask for a kernel wherever one can multiply
 
 
 def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
@@ -80,7 +82,7 @@ def describe_product(weight: torch.Tensor, others: str) -> str:
 
 def _most_rows(device: torch.device, most: int) -> int:
     """Return how many rows the kernel multiplies on a device; ``most``: where it was measured."""
-    if device.type != "cuda" or settings().kernel_choice(SKINNY_GEMM.family) == "jit":
+    if device.type != "cuda" or settings().kernel_choice(SKINNY_GEMM.family) in _ASKS:
         return MOST_ROWS
     # A device without an index stands for GPUs of other machines, for which kernels are compiled.
     is_measured = device.index is None or (torch.cuda.get_device_capability(device) == _MEASURED)
