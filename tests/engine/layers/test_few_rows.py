@@ -138,5 +138,22 @@ def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment,
     environment()
     assert few_rows.few_row_kernels(torch.device("cuda"), needs)
     assert not few_rows.few_row_kernels(torch.device("cuda", 0), needs)
-    environment(KILN_LINEAR="jit")
-    assert few_rows.few_row_kernels(torch.device("cuda", 0), needs)
+    for choice in ("jit", "triton"):
+        environment(KILN_LINEAR=choice)
+        assert few_rows.few_row_kernels(torch.device("cuda", 0), needs)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_triton_form_multiplies_them_if_the_toggle_says_so(
+    environment, runs, monkeypatch, name
+):
+    environment(KILN_CPU_KERNELS="host", KILN_LINEAR="triton")
+    monkeypatch.setattr(
+        implementations,
+        "_triton",
+        lambda spec, variant, device: (
+            "triton", "", lambda a, bound: implementations.run_reference(spec, a)
+        ),
+    )  # fmt: skip
+    _assert_right(FORMS[name](), torch.randn(16, INPUTS).bfloat16(), None)
+    assert runs == [16] * (2 if name == "mixed" else 1)
