@@ -19,7 +19,7 @@ from kiln.jit_kernels.ops.linear.spec import MOST_ROWS
 
 PROMPTS = [[(7 * place + 31 * number + 1) % 300 for place in range(1 + number % 5)]
            for number in range(MOST_ROWS)]  # fmt: skip
-NUM_TOKENS = at_depth(6, 12)
+NUM_TOKENS = at_depth(6, 8)
 LIKELY = 10
 WORSE, WORST = 1.25, 2.0  # of the median and the largest error, relative to torch's
 CLEAR = 4  # medians of torch's error: two logits that are further apart keep their order
@@ -108,7 +108,7 @@ def test_tokens_are_those_of_torch_and_bits_those_of_a_request_alone(
     llm = serve(folder, dtype, "jit", max_num_batched_tokens=MOST_ROWS)
     together = ask(llm, PROMPTS)
     assert max(rows for rows, _ in products) == MOST_ROWS
-    for count in at_depth((1, 5), range(1, MOST_ROWS)):
+    for count in at_depth((1, 5), (1, 2, 3, 7, 8, 9, 12, 15)):
         first = MOST_ROWS - count
         few = ask(llm, PROMPTS[first:])
         assert [bits(one) for one in few] == [bits(one) for one in together[first:]]
