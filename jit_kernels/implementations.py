@@ -207,7 +207,7 @@ def _own(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
 def _triton(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
     if device.type != "cuda":
         raise NoSuchKernel("Triton needs a GPU, and this is a CPU")
-    form = triton_form(spec.family, spec.name)
+    form = triton_form(spec.family, spec.name, variant)
     return "triton", "compiled by Triton when it runs", lambda a, bound: form(a)
 
 

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kiln.jit_kernels.declare.errors import NoSuchKernel
@@ -14,7 +15,7 @@ from kiln.jit_kernels.declare.families import family_modules
 
 if TYPE_CHECKING:
     from kiln.jit_kernels.declare.parameters import Arguments
-    from kiln.jit_kernels.declare.spec import KernelSpec
+    from kiln.jit_kernels.declare.spec import KernelSpec, Variant
 
 _OPS = Path(__file__).parent / "ops"
 
@@ -54,14 +55,35 @@ def has_triton(family: str) -> bool:
     )
 
 
-def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
+def triton_form(
+    family: str, name: str, variant: Variant = MappingProxyType({})
+) -> Callable[[Arguments], None]:
     """Return the Triton form of an operator: it takes the same arguments and writes in place.
 
-    Raises NoSuchKernel if Triton is not installed or the operator has no Triton form.
+    A family whose Triton forms lack variants names those they have: ``VARIANTS`` in its triton.py
+    is operator -> compile-time parameter -> values. Raises NoSuchKernel if Triton is not installed,
+    or if the operator has no Triton form, or none of a variant. Of a variant, values that are left
+    out are not asked for.
     """
     if not has_triton(family):
         raise NoSuchKernel(f"Triton is not installed, or {family} has no Triton forms")
-    form = getattr(importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton"), name, None)
+    module = importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton")
+    form = getattr(module, name, None)
     if form is None:
         raise NoSuchKernel(f"{name} has no Triton form")
+    for parameter, values in getattr(module, "VARIANTS", {}).get(name, {}).items():
+        if parameter in variant and variant[parameter] not in values:
+            raise NoSuchKernel(
+                f"the Triton form of {name} has no variant for {parameter} {variant[parameter]} "
+                f"(it has {parameter} {', '.join(values)})"
+            )
     return form  # type: ignore[no-any-return]
+
+
+def is_in_triton(spec: KernelSpec, variant: Variant) -> bool:
+    """Return whether Triton is installed and a variant of an operator has a Triton form."""
+    try:
+        triton_form(spec.family, spec.name, variant)
+    except NoSuchKernel:
+        return False
+    return True

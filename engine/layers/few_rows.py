@@ -1,7 +1,7 @@
 """Products of a few rows by Kiln's kernel, where it is as fast as torch's.
 
 With KILN_LINEAR=auto ``row_limits`` says where that is. With KILN_LINEAR=jit the kernel runs on any
-GPU, for all rows and weights that it can multiply.
+GPU, for all rows and weights that it can multiply; with KILN_LINEAR=triton its Triton form does.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def trial(most_rows: int) -> Iterator[Trial]:
 
 def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
     """Return the kernel if products of a model may run it on a device."""
-    # Not all combinations of needs: there are none of codes without scales, for example.
-    if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": needs["scalar_t"]}):
+    if not may_run_kernel(SKINNY_GEMM, device, needs):
         return []
     return [SKINNY_GEMM] if _is_unlimited(device) or limits_on(device).may_multiply else []
 

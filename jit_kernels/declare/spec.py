@@ -106,6 +106,7 @@ class KernelSpec:
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
     is_supported: Callable[[Variant], bool] = lambda variant: True
+    is_possible: Callable[[Variant], bool] = lambda some: True  # else no call has these values
     has_unfused_path: bool = False  # without a variant, other operators do its work
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
@@ -135,8 +136,10 @@ class KernelSpec:
         """Return the combinations of needed values for which the kernel has no variant."""
         names = [name for name in self.params if name in needs]
         has = {tuple(variant[name] for name in names) for variant in self.variants(needs)}
-        wanted = product(*(needed(needs, name) for name in names))
-        return [dict(zip(names, one, strict=True)) for one in wanted if one not in has]
+        combined = product(*(needed(needs, name) for name in names))
+        wanted = [dict(zip(names, one, strict=True)) for one in combined]
+        possible = [one for one in wanted if self.is_possible(one)] or wanted
+        return [one for one in possible if tuple(one.values()) not in has]
 
     def supports(self, arch: str, capability: int) -> bool:
         """Return whether the kernel can be compiled for a target of a compute capability."""

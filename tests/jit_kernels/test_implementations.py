@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from depth import at_depth
 
 from kiln.cache.disk.store import Store
 from kiln.cache.env import Env
-from kiln.jit_kernels import implementations, launch
+from kiln.jit_kernels import implementations, launch, registry
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.ready import ReadyGuard
 from kiln.jit_kernels.declare import catalog
@@ -29,6 +30,7 @@ from kiln.jit_kernels.declare.errors import (
     NoSuchKernel,
     SealedMiss,
 )
+from kiln.jit_kernels.declare.families import families
 from kiln.jit_kernels.declare.spec import needs_of
 from kiln.jit_kernels.implementations import decide, decision, run
 from kiln.jit_kernels.launch import Loaded
@@ -82,7 +84,7 @@ def ran(env, monkeypatch):
 
 
 def no_triton(monkeypatch):
-    def refuse(family, name):
+    def refuse(family, name, variant):
         raise NoSuchKernel(f"{name} has no Triton form")
 
     monkeypatch.setattr(implementations, "triton_form", refuse)
@@ -91,7 +93,7 @@ def no_triton(monkeypatch):
 def has_triton(monkeypatch):
     ran = []
     monkeypatch.setattr(
-        implementations, "triton_form", lambda family, name: lambda a: ran.append(name)
+        implementations, "triton_form", lambda family, name, variant: lambda a: ran.append(name)
     )
     return ran
 
@@ -238,6 +240,35 @@ def test_a_toggle_on_a_gpu_is_obeyed_or_refused_never_bent(env, monkeypatch):
         decision(NORM, BF16, GPU)
     env("torch")
     assert decision(NORM, BF16, GPU).implementation == "torch"
+
+
+@pytest.mark.skipif(not registry.has_triton("norm"), reason="Triton is not installed")
+def test_a_variant_that_triton_lacks_is_refused_by_its_toggle_and_passed_over_without(
+    env, monkeypatch
+):
+    module = importlib.import_module("kiln.jit_kernels.ops.norm.triton")
+    has = {"rms_norm": {"scalar_t": ("kiln::bf16", "float")}}
+    monkeypatch.setattr(module, "VARIANTS", has, raising=False)
+    cannot_load(monkeypatch, LaunchError("no"))
+    env("triton")
+    assert decision(NORM, BF16, GPU).implementation == "triton"
+    why = r"Triton form of rms_norm has no variant for scalar_t kiln::fp16 \(it has scalar_t kiln:"
+    with pytest.raises(NoSuchKernel, match=rf"KILN_NORM=triton cannot .*{why}.* unset KILN_NORM"):
+        decision(NORM, FP16, GPU)
+    assert decision(find_spec("fused_add_rms_norm"), FP16, GPU).implementation == "triton"
+    env()
+    made = [decision(NORM, variant, GPU) for variant in (BF16, FP16)]
+    assert [one.implementation for one in made] == ["triton", "torch"]
+    assert "has no variant for scalar_t kiln::fp16" in made[1].reason
+    assert [registry.is_in_triton(NORM, variant) for variant in (BF16, FP16, {})] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("family", families())
+def test_variants_that_triton_has_are_those_of_a_kernel(family):
+    if registry.has_triton(family):
+        module = importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton")
+        for name, has in getattr(module, "VARIANTS", {}).items():
+            assert all(set(own) <= {*find_spec(name).params[one]} for one, own in has.items())
 
 
 @pytest.mark.parametrize("mode", ["torch", "host"])

@@ -84,6 +84,8 @@ def listings(tree: ast.AST, names: set[str]) -> list[ast.AST]:
 
 
 def _is_jit(decorator: ast.expr) -> bool:
+    if isinstance(decorator, ast.Call):
+        decorator = decorator.func
     return isinstance(decorator, ast.Attribute) and decorator.attr == "jit"
 
 
@@ -133,6 +135,7 @@ def test_an_operators_parameters_are_listed_in_its_spec_and_public_function_alon
         ("y = 'out', 'x', 'weight', 'eps', 'offset'", 1),
         ("class C:\n out: int\n x: int\n weight: int\n eps: int\n offset: int", 1),
         ("@triton.jit\ndef f(out, x, weight, eps, offset): pass", 0),
+        ("@triton.jit(debug=True)\ndef f(out, x, weight, eps, offset): pass", 0),
         ("f[grid](out, x, weight, eps, offset)", 0),
     ],
 )

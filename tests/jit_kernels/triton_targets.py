@@ -18,10 +18,11 @@ from triton.runtime.jit import JITFunction
 
 from kiln.jit_kernels.declare import arch
 from kiln.jit_kernels.declare.spec import Gpu, KernelSpec, Variant, label
-from kiln.jit_kernels.registry import has_triton, operators, triton_form
+from kiln.jit_kernels.registry import has_triton, is_in_triton, operators, triton_form
 
 SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # limit per block
-# The forms that use the most shared memory, and each other form once.
+# The forms that use the most shared memory, and each other form once; those of e4m3 twice, because
+# they use the instructions of newer GPUs that convert it.
 ATTENTION = {86: (("256", "SCALAR_T"), ("128", "SCALAR_T"), ("64", "kiln::e4m3")),
              90: (("256", "SCALAR_T"),)}  # fmt: skip
 
@@ -83,7 +84,8 @@ def jobs(capability: int) -> Iterator[tuple[KernelSpec, Variant]]:
             continue
         for variant in spec.variants({"scalar_t": "kiln::bf16", "soft_cap": "false"}):
             size = (variant.get("head_tile"), variant.get("kv_t"))
-            if size in ATTENTION[capability] or (size[0] is None and capability == 86):
+            once = size[0] is None and (capability == 86 or "E4M3" in variant.values())
+            if (once or size in ATTENTION[capability]) and is_in_triton(spec, variant):
                 yield spec, variant
 
 

@@ -1,9 +1,14 @@
-"""Products of a few rows: Kiln's kernel beside torch's products, and the bits of a row alone."""
+"""Products of a few rows: Kiln's kernel beside others, and the bits of a row alone.
+
+The others are torch's products, the kernel's Triton form and, for some sizes in bf16, what Inductor
+makes of x @ w.T: a reduction if x is one row, a call of cuBLAS if it is more.
+"""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,16 +20,23 @@ from kiln.engine.layers.channel_weight import ChannelWeight, TokenWeight
 from kiln.engine.layers.scaled_products import multiply_blocks, multiply_rows
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.models.fp8_schemes import BlockFP8, ChannelFP8
-from kiln.jit_kernels.bench.ceilings import measure_ceilings
-from kiln.jit_kernels.bench.timing import Call, GpuWork, time_side_by_side
+from kiln.jit_kernels.bench.ceilings import measure_ceilings, work_on
+from kiln.jit_kernels.bench.timing import Call, time_side_by_side
 from kiln.jit_kernels.ops.linear.checks import MOST_ROWS
 from kiln.jit_kernels.ops.linear.functions import skinny_gemm
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
+from kiln.jit_kernels.registry import triton_form
 
 # Outputs and inputs of qkv, o, gate_up and down: of Qwen3-0.6B and of Llama-3-8B.
 SMALL = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 LARGE = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+OF_FP8 = tuple(size for size in LARGE if size != (4096, 4096))
 ROWS = (1, 8, MOST_ROWS)
+FEW_ROWS = (1, 8)  # of these, Triton and Inductor are timed, which compile for seconds
+COMPILED = ((4096, 1024), (4096, 4096))  # sizes that Inductor compiles
+# Without it, Inductor calls cuBLAS for one row too.
+_OPTIONS = {"coordinate_descent_tuning": True}
 _ROUNDS = 30
 _COLD_BYTES, _MOST_COPIES = 2**28, 40  # of weights that the products of a graph read in turn
 FORMS: Mapping[str, Callable[[torch.Tensor], Weight]] = {
@@ -39,8 +51,8 @@ FORMS: Mapping[str, Callable[[torch.Tensor], Weight]] = {
 def products(args: argparse.Namespace) -> list[Row]:
     """Return one row per form, size and number of rows: microseconds, and whether bits agree."""
     copied = measure_ceilings("cuda").copy_bytes_s
-    cases = [(form, size) for form in FORMS for size in LARGE]
-    cases += [("bf16", size) for size in SMALL]
+    cases = [("bf16", size) for size in (*LARGE, *SMALL)]
+    cases += [(form, size) for form in FORMS if form != "bf16" for size in OF_FP8]
 
     def rows_of(case: tuple[str, tuple[int, int]]) -> Iterable[Row]:
         return rows_of_form(*case, "cuda", copied)
@@ -58,22 +70,25 @@ def rows_of_form(form: str, size: tuple[int, int], device: str, copied: float) -
     while device == "cuda" and len(copies) < min(_MOST_COPIES, -(-_COLD_BYTES // moved)):
         copies.append(copy.deepcopy(weight))
     x = torch.randn(MOST_ROWS, size[1], device=device).bfloat16()
-    together = _run(weight, x)
-    alone = [_run(weight, x[row : row + 1]) for row in range(MOST_ROWS)]
+    is_alone = all(_has_bits_of_rows_alone(weight, x, name) for name in ("kernel", "triton"))
     found = []
     for rows in ROWS:
         row: Row = {"form": form, "outputs": size[0], "inputs": size[1], "rows": rows}
         row["mb"] = round(moved / 1e6, 1)
-        row["ok"] = torch.equal(together, torch.cat(alone))
-        if device == "cuda":
-            row |= _times(copies, x[:rows], moved / copied * 1e6)
-        found.append(row)
+        row["ok"] = is_alone
+        found.append(row | _times(copies, x[:rows], moved / copied * 1e6))
     return found
 
 
-def _run(weight: Weight, x: torch.Tensor) -> torch.Tensor:
+def _has_bits_of_rows_alone(weight: Weight, x: torch.Tensor, name: str) -> bool:
+    """Whether a call gives each row the bits that it has alone."""
+    alone = [_run(weight, x[row : row + 1], name) for row in range(len(x))]
+    return torch.equal(_run(weight, x, name), torch.cat(alone))
+
+
+def _run(weight: Weight, x: torch.Tensor, name: str) -> torch.Tensor:
     out = x.new_full((len(x), weight.out_features), torch.nan)
-    _calls(weight, x, out)["kernel"]()
+    _calls(weight, x, out)[name]()
     return out
 
 
@@ -81,7 +96,8 @@ def _times(copies: list[Weight], x: torch.Tensor, floor: float) -> dict[str, Any
     """Return the microseconds of a product, and the share of a copy's bandwidth."""
     out = x.new_empty(len(x), copies[0].out_features)
     calls = [_calls(one, x, out) for one in copies]
-    works = {name: GpuWork([own[name] for own in calls]) for name in calls[0]}
+    timed = [name for name in calls[0] if name in ("kernel", "torch") or len(x) in FEW_ROWS]
+    works = {name: work_on(x.device.type)([own[name] for own in calls]) for name in timed}
     times = {
         name: one.median_us for name, one in time_side_by_side(works, max_rounds=_ROUNDS).items()
     }
@@ -93,29 +109,64 @@ def _times(copies: list[Weight], x: torch.Tensor, floor: float) -> dict[str, Any
 
 
 def _calls(weight: Weight, x: torch.Tensor, out: torch.Tensor) -> dict[str, Call]:
-    """Return the product by the kernel, and by torch; the rounding of x to groups is in both."""
+    """Return the product by each of them; the rounding of x to groups is in all."""
     if isinstance(weight, DenseWeight):
         values = weight.values
-        return {
-            "kernel": lambda: skinny_gemm(x, values, out),
-            "torch": lambda: torch.mm(x, values.T, out=out),
-        }
+        calls = {**_kernels(x, values, out), "torch": lambda: torch.mm(x, values.T, out=out)}
+        if values.shape in COMPILED:
+            calls["inductor"] = lambda: _compiled()(x, values)
+        return calls
     assert isinstance(weight, ChannelWeight | BlockWeight)
     codes, scales = weight.codes, weight.scales
     if isinstance(weight, TokenWeight):
         own, x_scales = weight.rounded(x, None)
         return {
-            "kernel": lambda: skinny_gemm(own, codes, out, scales=scales, x_scales=x_scales),
+            **_kernels(own, codes, out, scales, x_scales),
             "torch": lambda: multiply_rows(own, x_scales, codes, scales, out),
         }
     if isinstance(weight, BlockGroupWeight):
 
-        def by_kernel() -> None:
+        def call(name: str) -> None:
             own, x_scales = quantize_per_group(x)
-            skinny_gemm(own, codes, out, scales=scales, x_scales=x_scales)
+            _kernels(own, codes, out, scales, x_scales)[name]()
 
-        return {"kernel": by_kernel, "torch": lambda: multiply_blocks(x, codes, scales, out)}
+        return {
+            "kernel": lambda: call("kernel"),
+            "triton": lambda: call("triton"),
+            "torch": lambda: multiply_blocks(x, codes, scales, out),
+        }
     return {
-        "kernel": lambda: skinny_gemm(x, codes, out, scales=scales),
+        **_kernels(x, codes, out, scales),
         "torch": lambda: Weight.product(weight, x, out, None),
     }
+
+
+def _kernels(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    x_scales: torch.Tensor | None = None,
+) -> dict[str, Call]:
+    """Return the product by Kiln's kernel and by its Triton form."""
+    a = SKINNY_GEMM.parameters.Arguments(
+        out=out,
+        x=x,
+        weight=weight,
+        x_scales=x_scales,
+        scales=scales,
+        zeros=None,
+        bias=None,
+        experts=None,
+        ends=None,
+    )
+    form = triton_form(SKINNY_GEMM.family, SKINNY_GEMM.name, SKINNY_GEMM.bind(a).variant)
+    return {
+        "kernel": lambda: skinny_gemm(x, weight, out, scales=scales, x_scales=x_scales),
+        "triton": lambda: form(a),
+    }
+
+
+@functools.cache
+def _compiled() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return torch.compile(lambda x, weight: x @ weight.T, dynamic=False, options=_OPTIONS)

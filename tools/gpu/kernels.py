@@ -22,7 +22,7 @@ from kiln.jit_kernels.check.schedules import covering_variants
 from kiln.jit_kernels.declare.parity import Parity, compare
 from kiln.jit_kernels.declare.spec import KernelSpec, Sizes, Variant, label
 from kiln.jit_kernels.launch import load_kernels
-from kiln.jit_kernels.registry import operators
+from kiln.jit_kernels.registry import is_in_triton, operators
 
 Row = dict[str, Any]
 _Turn = Literal["own", "first", "rest"]
@@ -58,6 +58,8 @@ def parity(args: argparse.Namespace) -> list[Row]:
             if (name == OWN[DEVICE]) != (turn == "own"):
                 continue
             for variant in _variants(spec, turn):
+                if name == "triton" and not is_in_triton(spec, variant):
+                    continue
                 yield _parity_row(spec, variant, name, form, 1 if few else 4)
 
     # Kiln's own first: Triton compiles for seconds, and torch loops over requests. For those two,

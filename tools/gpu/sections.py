@@ -57,14 +57,14 @@ SECTIONS = {
     "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100, 48, 2),
     "all_reduce_latency": Section("gpu.all_reduce", "latency", 60, 11, 2),
     # 0.5 GiB of weights at a time, in copies.
-    "few_row_products": Section("gpu.few_rows", "products", 60, 12, 4),
+    "few_row_products": Section("gpu.few_rows", "products", 60, 25, 4),
     "quantised_products": Section("gpu.quantised", "products", 100, 31, 6),
     # Up to four ranks, each with a context and small buffers.
     "all_reduce_ipc": Section("gpu.all_reduce_ipc", "ipc", 120, 50, 6, True, cores=4),
     # Up to five engines at once, of two to four ranks with tiny models; NCCL's buffers.
     "tensor_parallel": Section("gpu.engine_ranks", "tensor_parallel", 180, 174, 24),
     # A call on 0.7 GiB with its outputs, and torch.compile's.
-    "against_compile": Section("gpu.compiled", "against_compile", 360, 150, 7, ahead=8),
+    "against_compile": Section("gpu.compiled", "against_compile", 360, 120, 7, ahead=8),
 }
 # Sections of --gpus N, for several GPUs of one machine; their memory is that of each GPU. Those
 # behind tuned_plan use its plan.

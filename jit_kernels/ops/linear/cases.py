@@ -15,7 +15,7 @@ from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 # The bits of a weight's code; 0: of the dtype.
 BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
 _GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
-# "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. If weights are codes,
+# "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. Beside codes,
 # "inputs" is rounded up to the next multiple that the kernel takes. "grouped" counts the rows of
 # all experts, which get them at random. There are "experts" if they get two tiles, else one more.
 SIZES: list[Sizes] = [

@@ -102,6 +102,11 @@ def _is_supported(variant: Variant) -> bool:
     )
 
 
+def _is_possible(some: Variant) -> bool:
+    """Whether a call has these values: codes have scales, whatever other layers of a model have."""
+    return not {"weight", "input", "scaled"} <= some.keys() or _is_supported(some)
+
+
 SKINNY_GEMM = KernelSpec(
     name="skinny_gemm",
     source="linear/skinny_gemm.cu",
@@ -131,7 +136,7 @@ SKINNY_GEMM = KernelSpec(
     bench_sizes=cases.BENCH_SIZES,
     tolerance={torch.float16: 6e-4, torch.bfloat16: 4e-3},
     is_supported=_is_supported,
-    has_unfused_path=True,
+    is_possible=_is_possible,
     min_arch=80,
     bench_needs={"scalar_t": "kiln::bf16", "tiles": "1"},
     paper="https://arxiv.org/abs/2408.11743",  # weights as the left operand of mma

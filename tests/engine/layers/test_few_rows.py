@@ -15,6 +15,7 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.layers.weight_parts import MixedWeight, join
 from kiln.jit_kernels import implementations
+from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
 FP8 = torch.float8_e4m3fn
 OUTPUTS, INPUTS = 72, 256
@@ -152,3 +153,34 @@ def test_a_trial_forces_the_choice_and_tells_what_the_kernel_multiplied(environm
     sizes = {(one.form, "bfloat16", one.out_features, INPUTS) for one in parts}
     assert set(map(tuple, trial.products)) == sizes
     assert runs
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_triton_form_multiplies_them_if_the_toggle_says_so(
+    environment, runs, monkeypatch, name
+):
+    environment(KILN_CPU_KERNELS="host", KILN_LINEAR="triton")
+    monkeypatch.setattr(
+        implementations,
+        "_triton",
+        lambda spec, variant, device: (
+            "triton", "", lambda a, bound: implementations.run_reference(spec, a)
+        ),
+    )  # fmt: skip
+    _assert_right(FORMS[name](), torch.randn(16, INPUTS).bfloat16(), None)
+    assert runs == [16] * (2 if name == "mixed" else 1)
+
+
+def test_a_model_with_codes_beside_plain_weights_has_the_kernel(environment):
+    environment(KILN_CPU_KERNELS="host")
+    codes, cpu = ["Plain", "E4M3"], torch.device("cpu")
+    needs = {"scalar_t": "kiln::bf16", "weight": codes, "input": codes}
+    for scaled in ("kByOutput", "kByBlock"):
+        own = {**needs, "scaled": ["kNone", scaled]}
+        assert few_rows.few_row_kernels(cpu, own) == [SKINNY_GEMM]
+        assert not few_rows.few_row_kernels(cpu, {**own, "scalar_t": "float"})
+        environment(KILN_CPU_KERNELS="host", KILN_LINEAR="jit")
+        made = implementations.decide([SKINNY_GEMM], cpu, own).made
+        assert {one.variant["scaled"] for one in made} == {"kNone", scaled}
+        without = {**needs, "weight": "Plain", "input": "Plain", "scaled": scaled}
+        assert SKINNY_GEMM.lacking(without) == [without]
