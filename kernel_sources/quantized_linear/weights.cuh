@@ -1,0 +1,83 @@
+// What a block multiplies by: tiles of codes in shared memory, and their scales and zero points.
+//
+// A tile is 128 outputs x 128 inputs. Rows of 64 bytes follow each other, so that the 16 bytes of
+// the lanes that load at once are side by side.
+#pragma once
+#include "kiln/ptx/async.cuh"
+#include "linear/four_bits.cuh"
+
+namespace kiln {
+
+constexpr int kThreads = 128, kOutputs = 128, kChunk = 128;
+constexpr int kRowBytes = kChunk / 2, kCodeBytes = kOutputs * kRowBytes;
+
+template <class Format> struct StoredScale { using type = float; };
+template <> struct StoredScale<E2M1> { using type = uint8_t; };
+
+KILN_FN float scale_of(float scale) { return scale; }
+KILN_FN float scale_of(uint8_t exponent) {  // 2^-127 is subnormal
+  return as_float(exponent ? uint32_t(exponent) << 23 : 1u << 22);
+}
+
+// The codes of a block's outputs. Those behind the last output count as zeros.
+struct Codes {
+  const uint8_t* first;  // of the block's first output
+  int64_t row_bytes;
+  int left;  // outputs from the first on
+
+  KILN_FN void fetch(unsigned char* to, int chunk) const {
+    const int row = threadIdx.x / 4, place = threadIdx.x % 4 * 16;
+    const uint8_t* from = first + row * row_bytes + chunk * kRowBytes + place;
+#pragma unroll
+    for (int i = 0; i < kOutputs; i += kThreads / 4)
+      copy_async_16(to + (row + i) * kRowBytes + place, from + i * row_bytes, row + i < left);
+  }
+};
+
+template <int N> struct alignas(N * 4) Floats { float v[N]; };
+template <int N> struct alignas(N) Bytes { uint8_t v[N]; };
+template <int N> struct alignas(N * 2) Shorts { short v[N]; };
+template <class S, int N> struct Several { using type = Floats<N>; };
+template <int N> struct Several<uint8_t, N> { using type = Bytes<N>; };
+
+// The scales and zero points of N groups of inputs, for each output of a block. Thread i has those
+// of output i.
+template <class T, class Format, int N> struct Factors {
+  using Stored = typename StoredScale<Format>::type;
+  static constexpr bool kZeros = sizeof(Stored) == 4;  // whether the format has zero points
+  static constexpr int kPlain = 8;                     // the zero point if none is given
+
+  struct Place {
+    float scale[N][kOutputs];
+    uint32_t zero[kZeros ? N : 1][kOutputs];
+  };
+  struct Own {
+    typename Several<Stored, N>::type scale;
+    Shorts<N> zero;
+
+    KILN_FN void store(Place& to) const {
+#pragma unroll
+      for (int q = 0; q < N; ++q) {
+        to.scale[q][threadIdx.x] = scale_of(scale.v[q]);
+        if constexpr (kZeros)
+          to.zero[q][threadIdx.x] = Format::template zero_pair<T>(zero.v[q]);
+      }
+    }
+  };
+
+  const Stored* scales;  // of this thread's output
+  const short* zeros;    // null: kPlain for all
+
+  KILN_FN Own load(int group) const {
+    Own own;
+    own.scale = load_vector<typename Several<Stored, N>::type>(scales + group);
+    if constexpr (kZeros) {
+#pragma unroll
+      for (int q = 0; q < N; ++q) own.zero.v[q] = kPlain;
+      if (zeros) own.zero = load_vector<Shorts<N>>(zeros + group);
+    }
+    return own;
+  }
+};
+
+}  // namespace kiln
