@@ -10,10 +10,10 @@
 // behind the last end is neither read nor written. aligned: whether 4 outputs of a row can be
 // stored at once.
 // Work split: a block multiplies 128 outputs by TILE_ROWS rows of one expert, each of its 4 warps
-// 32 outputs by all of these rows. The inputs are cut into `slices`, which are multiplied one after
-// the other, or, with split = slices, each by another block of a cluster. Their sums are added in
+// 32 outputs by all of these rows. The inputs are cut into 2^slices_log2 slices, which are multiplied one after
+// the other, or, with split > 1, each by another block of a cluster. Their sums are added in
 // the same order. The bits of a result depend on its row of x, its output's weights, `inputs`,
-// `slices` and the format; they do not depend on the other rows, on TILE_ROWS or on split.
+// `slices_log2` and the format; they do not depend on the other rows, on TILE_ROWS or on split.
 // Tensor cores multiply x by differences, which SCALAR_T represents exactly. The scale multiplies
 // the sum of a group in float32.
 // Memory: cp.async fills a ring of tiles of codes and x. Codes never change, so they are loaded
@@ -46,7 +46,7 @@ using X = Inputs<T, TILE_ROWS>;
 constexpr int kGroups = GROUP > 0 ? kChunk / GROUP : 1;  // of a tile
 using Weights = Factors<T, WEIGHT, kGroups>;
 
-constexpr int kTiles = TILE_ROWS / 8, kCluster = 4;
+constexpr int kTiles = TILE_ROWS / 8;
 constexpr int kStageBytes = kCodeBytes + X::kBytes;
 constexpr int kStages = TILE_ROWS == 32 ? 4 : kLargeBytes > 100 * 1024 ? 3 : 2;
 constexpr int kPitch = kOutputs + 4;  // of sums, so that lanes store in different banks
@@ -58,19 +58,19 @@ KILN_FN int lane() { return threadIdx.x % 32; }
 // The first of a lane's outputs: the others are 8, 16 and 24 further.
 KILN_FN int own_output() { return threadIdx.x / 32 * 32 + lane() / 4; }
 
-// Add a lane's part of the products of a group of inputs, the words from `begin` to `end` of its
-// vectors.
-KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const unsigned char* x,
-                      const uint32_t (&zero)[4], int begin, int end) {
+// Add a lane's part of the products of kWords words of codes for each output.
+constexpr int kSteps = GROUP == 32 || (GROUP > 0 && kStages < 3) ? 4 : 2, kWords = 4 / kSteps;
+KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)[4],
+                      const unsigned char* x, int step) {
 #pragma unroll
-  for (int j = begin; j < end; ++j) {
+  for (int j = 0; j < kWords; ++j) {
     Pairs<4> a[4];
 #pragma unroll
     for (int o = 0; o < 4; ++o) a[o] = WEIGHT::pairs<T>(codes[o].w[j], zero[o]);
+    const unsigned char* row = x + X::place(lane() / 4, 4 * (step * kWords + j) + lane() % 4);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const Words b =
-          load_vector<Words>(x + X::place(n * 8 + lane() / 4, 4 * j + lane() % 4));
+      const Words b = load_vector<Words>(row + n * 8 * X::kPitch);
 #pragma unroll
       for (int i = 0; i < 4; i += 2)
 #pragma unroll
@@ -83,38 +83,45 @@ KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const unsigned char* x
   }
 }
 
-// Multiply a tile of codes by one of x.
+// Add the sums of a group times its scale.
+KILN_FN void add_group(Sums& total, const Sums& part, const float (&scales)[kOutputs]) {
+#pragma unroll
+  for (int o = 0; o < 4; ++o) {
+    const float scale = scales[own_output() + 8 * o];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& sum = total[o / 2][n][o % 2 * 2 + j];
+        sum = fma_rn(part[o / 2][n][o % 2 * 2 + j], scale, sum);
+      }
+  }
+}
+
+// Multiply a tile of codes by one of x. Its steps are a loop, as more code at once would take more
+// registers than there are.
 KILN_FN void multiply_tile(Sums& total, const unsigned char* stage, const Weights::Place& factors) {
+  constexpr int kOfGroup = kSteps / kGroups;
   Words codes[4];
 #pragma unroll
   for (int o = 0; o < 4; ++o)
-    codes[o] =
-        load_vector<Words>(stage + (own_output() + 8 * o) * kRowBytes + lane() % 4 * 16);
-#pragma unroll
+    codes[o] = load_vector<Words>(stage + (own_output() + 8 * o) * kRowBytes + lane() % 4 * 16);
+#pragma unroll 1
   for (int q = 0; q < kGroups; ++q) {
-    uint32_t zero[4] = {};
-    if constexpr (Weights::kZeros)
+    Sums part = {};
+#pragma unroll 1
+    for (int step = q * kOfGroup; step < (q + 1) * kOfGroup; ++step) {
+      uint32_t zero[4] = {};
+      if constexpr (Weights::kZeros)
 #pragma unroll
-      for (int o = 0; o < 4; ++o) zero[o] = factors.zero[q][own_output() + 8 * o];
-    constexpr int kWords = 4 / kGroups;
-    const unsigned char* x = stage + kCodeBytes;
-    if constexpr (GROUP == 0) {
-      multiply(total, codes, x, zero, 0, kWords);
-    } else {
-      Sums part = {};
-      multiply(part, codes, x, zero, q * kWords, (q + 1) * kWords);
+        for (int o = 0; o < 4; ++o) zero[o] = factors.zero[q][own_output() + 8 * o];
+      multiply(GROUP > 0 ? part : total, codes, zero, stage + kCodeBytes, step);
 #pragma unroll
-      for (int o = 0; o < 4; ++o) {
-        const float scale = factors.scale[q][own_output() + 8 * o];
+      for (int o = 0; o < 4; ++o)
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            float& sum = total[o / 2][n][o % 2 * 2 + j];
-            sum = fma_rn(part[o / 2][n][o % 2 * 2 + j], scale, sum);
-          }
-      }
+        for (int j = 0; j + kWords < 4; ++j) codes[o].w[j] = codes[o].w[j + kWords];
     }
+    if (GROUP > 0) add_group(total, part, factors.scale[q]);
   }
 }
 
@@ -159,7 +166,7 @@ extern "C" __global__ void KILN_CLUSTER(4, 1, 1) __launch_bounds__(128, 2)
 quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
                const kiln::Weights::Stored* scales, const short* zeros, const SCALAR_T* bias,
                const int32_t* ends, int64_t x_stride, int64_t out_stride, int32_t rows,
-               int32_t outputs, int32_t inputs, int32_t experts, int32_t slices, int32_t split,
+               int32_t outputs, int32_t inputs, int32_t experts, int32_t slices_log2, int32_t split,
                int32_t aligned) {
   kiln::pdl_reads_plan();
   using namespace kiln;
@@ -172,37 +179,37 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
   const bool apart = kClusters && split > 1;
   const int chunks = (inputs + kChunk - 1) / kChunk;
   const int columns = GROUP > 0 ? chunks * kGroups : 1;
-  const int begin = apart ? chunks * part / slices : 0;
-  const int end = apart ? chunks * (part + 1) / slices : chunks;
+  const int begin = apart ? chunks * part >> slices_log2 : 0;
+  const int end = apart ? chunks * (part + 1) >> slices_log2 : chunks;
   if (ends) pdl_wait();
 #pragma unroll 1
   for (int block = blockIdx.y;; block += gridDim.y) {
-    const Run run = ends ? run_of_expert<TILE_ROWS>(ends, experts, block)
-                         : run_of_rows<TILE_ROWS>(rows, block);
+    Run run = run_of_rows<TILE_ROWS>(rows, block);
+    if (ends) run = run_of_expert<TILE_ROWS>(ends, experts, block);
     if (run.count <= 0) return;
     const int64_t of_expert = int64_t(run.expert) * outputs;
     const Codes weights{codes + (of_expert + first) * chunks * kRowBytes,
-                        int64_t(chunks) * kRowBytes, outputs - first};
+                        chunks * kRowBytes, outputs - first};
     const X own{x + run.first * x_stride, x_stride, run.count, inputs};
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < kStages - 1; ++s)
       if (begin + s < end) weights.fetch(stages + s * kStageBytes, begin + s);
     pdl_wait();
     pdl_launch_dependents_last();
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < kStages - 1; ++s) {
       if (begin + s < end) own.fetch(stages + s * kStageBytes + kCodeBytes, begin + s);
       copy_commit();
     }
-    const int64_t row = (of_expert + min(first + int(threadIdx.x), outputs - 1)) * columns;
-    const Weights source{scales + row, zeros ? zeros + row : nullptr};
+    const int last = outputs - first - 1;
+    const Weights source{scales, zeros, (of_expert + first) * columns,
+                         min(int(threadIdx.x), last) * columns};
     auto next = source.load(GROUP > 0 ? begin * kGroups : 0);
     next.store(factors[0]);
     if (GROUP > 0 && begin + 1 < end) next = source.load((begin + 1) * kGroups);
 
     Sums total = {};
     int slice = apart ? part : 0, stage = 0;
-    bool is_first = true;
 #pragma unroll 1
     for (int c = begin; c < end; ++c) {
       copy_wait<kStages - 2>();
@@ -221,9 +228,8 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
       copy_commit();
       multiply_tile(total, stages + stage * kStageBytes, factors[now]);
       stage = stage == kStages - 1 ? 0 : stage + 1;
-      if (c + 1 == chunks * (slice + 1) / slices) {
-        finish_slice(sums, total, factors[now], is_first);
-        is_first = false;
+      if (c + 1 == chunks * (slice + 1) >> slices_log2) {
+        finish_slice(sums, total, factors[now], slice == (apart ? part : 0));
         ++slice;
       }
     }

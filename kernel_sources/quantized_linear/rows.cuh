@@ -18,8 +18,9 @@ template <int kRows> KILN_FN Run run_of_expert(const int32_t* ends, int experts,
   constexpr int kAtOnce = 4;  // loads in flight
   const int lane = threadIdx.x % 32;
   int runs = 0, last = 0;  // of all experts before
+  Run run{0, 0, 0};
 #pragma unroll 1
-  for (int e = lane; e - lane < experts; e += 32 * kAtOnce) {
+  for (int e = lane; e - lane < experts && run.count == 0; e += 32 * kAtOnce) {
     int end[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) end[i] = e + 32 * i < experts ? ends[e + 32 * i] : -1;
@@ -28,7 +29,7 @@ template <int kRows> KILN_FN Run run_of_expert(const int32_t* ends, int experts,
       __syncwarp();
       const int before = __shfl_up_sync(kAll, end[i], 1), begin = lane ? before : last;
       const int own = end[i] < 0 ? 0 : (end[i] - begin + kRows - 1) / kRows;
-      int upto = own;
+      int upto = own;  // runs of this expert and of those before
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int other = __shfl_up_sync(kAll, upto, step);
@@ -36,16 +37,17 @@ template <int kRows> KILN_FN Run run_of_expert(const int32_t* ends, int experts,
       }
       upto += runs;
       const uint32_t found = __ballot_sync(kAll, upto > block);
-      if (found) {
+      if (found && run.count == 0) {
         const int from = __ffs(found) - 1, first = begin + (block - (upto - own)) * kRows;
-        return {__shfl_sync(kAll, e + 32 * i, from), __shfl_sync(kAll, first, from),
-                __shfl_sync(kAll, min(end[i] - first, kRows), from)};
+        run.expert = __shfl_sync(kAll, e + 32 * i, from);
+        run.first = __shfl_sync(kAll, first, from);
+        run.count = __shfl_sync(kAll, min(end[i] - first, kRows), from);
       }
       runs = __shfl_sync(kAll, upto, 31);
       last = __shfl_sync(kAll, end[i], 31);
     }
   }
-  return {0, 0, 0};
+  return run;
 }
 
 // Return the block-th run of at most kRows of all rows.
@@ -67,10 +69,10 @@ template <class T, int kRows> struct Inputs {
   KILN_FN void fetch(unsigned char* to, int chunk) const {
     const int row = threadIdx.x / 16, piece = threadIdx.x % 16, k = chunk * 128 + piece * 8;
     const T* from = first + row * stride + k;
+    const int left = k < inputs ? count - row : 0;
 #pragma unroll
-    for (int i = 0; i < kRows; i += 8)
-      copy_async_16(to + place(row + i, piece), from + i * stride,
-                    row + i < count && k < inputs);
+    for (int i = 0; i < kRows; i += 8, from += 8 * stride)
+      copy_async_16(to + place(row + i, piece), from, i < left);
   }
 };
 

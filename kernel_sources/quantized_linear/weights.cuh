@@ -22,15 +22,15 @@ KILN_FN float scale_of(uint8_t exponent) {  // 2^-127 is subnormal
 // The codes of a block's outputs. Those behind the last output count as zeros.
 struct Codes {
   const uint8_t* first;  // of the block's first output
-  int64_t row_bytes;
-  int left;  // outputs from the first on
+  int row_bytes;         // at most 2^24
+  int left;              // outputs from the first on
 
   KILN_FN void fetch(unsigned char* to, int chunk) const {
     const int row = threadIdx.x / 4, place = threadIdx.x % 4 * 16;
-    const uint8_t* from = first + row * row_bytes + chunk * kRowBytes + place;
+    const uint8_t* from = first + (row * row_bytes + chunk * kRowBytes + place);
 #pragma unroll
-    for (int i = 0; i < kOutputs; i += kThreads / 4)
-      copy_async_16(to + (row + i) * kRowBytes + place, from + i * row_bytes, row + i < left);
+    for (int i = 0; i < kOutputs; i += kThreads / 4, from += kThreads / 4 * row_bytes)
+      copy_async_16(to + (row + i) * kRowBytes + place, from, i < left - row);
   }
 };
 
@@ -65,16 +65,18 @@ template <class T, class Format, int N> struct Factors {
     }
   };
 
-  const Stored* scales;  // of this thread's output
-  const short* zeros;    // null: kPlain for all
+  const Stored* scales;
+  const short* zeros;  // null: kPlain for all
+  int64_t first;       // the place of the block's first output in both
+  int offset;          // that of this thread's output from there
 
   KILN_FN Own load(int group) const {
     Own own;
-    own.scale = load_vector<typename Several<Stored, N>::type>(scales + group);
+    own.scale = load_vector<typename Several<Stored, N>::type>(scales + first + (offset + group));
     if constexpr (kZeros) {
 #pragma unroll
       for (int q = 0; q < N; ++q) own.zero.v[q] = kPlain;
-      if (zeros) own.zero = load_vector<Shorts<N>>(zeros + group);
+      if (zeros) own.zero = load_vector<Shorts<N>>(zeros + first + (offset + group));
     }
     return own;
   }

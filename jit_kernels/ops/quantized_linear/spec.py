@@ -166,7 +166,7 @@ def _bind(a: Arguments) -> Bound:
         "x_stride": a.x.stride(0),
         "out_stride": a.out.stride(0),
         **sizes,
-        "slices": slices_of(outputs_, size),
+        "slices_log2": slices_of(outputs_, size).bit_length() - 1,
         "split": _split(sizes),
         "aligned": int(_is_aligned(a.out, 4 * a.out.itemsize)),
     }
@@ -213,7 +213,7 @@ QUANTIZED_GEMM = KernelSpec(
         inputs("x", "codes", "scales"),
         optional("zeros", "bias", "ends"),
         derived("int64", "x_stride", "out_stride"),
-        derived("int32", "rows", "outputs", "inputs", "experts", "slices", "split", "aligned"),
+        derived("int32", "rows", "outputs", "inputs", "experts", "slices_log2", "split", "aligned"),
     ),
     params={
         "scalar_t": [SCALARS[torch.bfloat16], SCALARS[torch.float16]],
