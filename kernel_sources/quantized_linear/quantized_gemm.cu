@@ -22,7 +22,9 @@
 // TILE_ROWS.
 #include "kiln/ptx/cluster.cuh"
 #include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/mma.cuh"
 #include "kiln/ptx/store.cuh"
+#include "kiln/rows/words.cuh"
 #include "quantized_linear/rows.cuh"
 #include "quantized_linear/weights.cuh"
 
@@ -64,9 +66,9 @@ KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)
                       const unsigned char* x, int step) {
 #pragma unroll
   for (int j = 0; j < kWords; ++j) {
-    Pairs<4> a[4];
+    uint32_t a[4][4];
 #pragma unroll
-    for (int o = 0; o < 4; ++o) a[o] = WEIGHT::pairs<T>(codes[o].w[j], zero[o]);
+    for (int o = 0; o < 4; ++o) WEIGHT::unpack<T>(codes[o].w[j], zero[o], a[o]);
     const unsigned char* row = x + X::place(lane() / 4, 4 * (step * kWords + j) + lane() % 4);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -75,8 +77,8 @@ KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)
       for (int i = 0; i < 4; i += 2)
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          const Pairs<4>&low = a[2 * m], &high = a[2 * m + 1];
-          mma_m16n8k16<T>(sum[m][n], {low.w[i], high.w[i], low.w[i + 1], high.w[i + 1]}, b.w[i],
+          const auto &low = a[2 * m], &high = a[2 * m + 1];
+          mma_m16n8k16<T>(sum[m][n], {low[i], high[i], low[i + 1], high[i + 1]}, b.w[i],
                           b.w[i + 1]);
         }
     }
@@ -112,7 +114,7 @@ KILN_FN void multiply_tile(Sums& total, const unsigned char* stage, const Weight
 #pragma unroll 1
     for (int step = q * kOfGroup; step < (q + 1) * kOfGroup; ++step) {
       uint32_t zero[4] = {};
-      if constexpr (Weights::kZeros)
+      if constexpr (WEIGHT::kZeros)
 #pragma unroll
         for (int o = 0; o < 4; ++o) zero[o] = factors.zero[q][own_output() + 8 * o];
       multiply(GROUP > 0 ? part : total, codes, zero, stage + kCodeBytes, step);
@@ -164,7 +166,7 @@ KILN_FN void store_outputs(T* to, float (&y)[4], const T* bias, int left, bool a
 
 extern "C" __global__ void KILN_CLUSTER(4, 1, 1) __launch_bounds__(128, 2)
 quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
-               const kiln::Weights::Stored* scales, const short* zeros, const SCALAR_T* bias,
+               const kiln::Weights::Scale* scales, const short* zeros, const SCALAR_T* bias,
                const int32_t* ends, int64_t x_stride, int64_t out_stride, int32_t rows,
                int32_t outputs, int32_t inputs, int32_t experts, int32_t slices_log2, int32_t split,
                int32_t aligned) {

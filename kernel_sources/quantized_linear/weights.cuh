@@ -3,16 +3,29 @@
 // A tile is 128 outputs x 128 inputs. Rows of 64 bytes follow each other, so that the 16 bytes of
 // the lanes that load at once are side by side.
 #pragma once
+#include "kiln/math/four_bits.cuh"
 #include "kiln/ptx/async.cuh"
-#include "linear/four_bits.cuh"
 
 namespace kiln {
 
 constexpr int kThreads = 128, kOutputs = 128, kChunk = 128;
 constexpr int kRowBytes = kChunk / 2, kCodeBytes = kOutputs * kRowBytes;
 
-template <class Format> struct StoredScale { using type = float; };
-template <> struct StoredScale<E2M1> { using type = uint8_t; };
+// The formats of codes. unpack() turns eight codes into four pairs of T, minus the zero point.
+struct U4 {
+  using Scale = float;
+  static constexpr bool kZeros = true;
+  template <class T> KILN_FN static void unpack(uint32_t word, uint32_t zero, uint32_t (&to)[4]) {
+    unpack_u4<T>(word, zero, to);
+  }
+};
+struct E2M1 {
+  using Scale = uint8_t;  // the exponent of a power of two, plus 127
+  static constexpr bool kZeros = false;
+  template <class T> KILN_FN static void unpack(uint32_t word, uint32_t, uint32_t (&to)[4]) {
+    unpack_e2m1<T>(word, to);
+  }
+};
 
 KILN_FN float scale_of(float scale) { return scale; }
 KILN_FN float scale_of(uint8_t exponent) {  // 2^-127 is subnormal
@@ -43,36 +56,35 @@ template <int N> struct Several<uint8_t, N> { using type = Bytes<N>; };
 // The scales and zero points of N groups of inputs, for each output of a block. Thread i has those
 // of output i.
 template <class T, class Format, int N> struct Factors {
-  using Stored = typename StoredScale<Format>::type;
-  static constexpr bool kZeros = sizeof(Stored) == 4;  // whether the format has zero points
-  static constexpr int kPlain = 8;                     // the zero point if none is given
+  using Scale = typename Format::Scale;
+  static constexpr bool kZeros = Format::kZeros;
+  static constexpr int kPlain = 8;  // the zero point if none is given
 
   struct Place {
     float scale[N][kOutputs];
     uint32_t zero[kZeros ? N : 1][kOutputs];
   };
   struct Own {
-    typename Several<Stored, N>::type scale;
+    typename Several<Scale, N>::type scale;
     Shorts<N> zero;
 
     KILN_FN void store(Place& to) const {
 #pragma unroll
       for (int q = 0; q < N; ++q) {
         to.scale[q][threadIdx.x] = scale_of(scale.v[q]);
-        if constexpr (kZeros)
-          to.zero[q][threadIdx.x] = Format::template zero_pair<T>(zero.v[q]);
+        if constexpr (kZeros) to.zero[q][threadIdx.x] = zero_pair_of<T>(zero.v[q]);
       }
     }
   };
 
-  const Stored* scales;
+  const Scale* scales;
   const short* zeros;  // null: kPlain for all
   int64_t first;       // the place of the block's first output in both
   int offset;          // that of this thread's output from there
 
   KILN_FN Own load(int group) const {
     Own own;
-    own.scale = load_vector<typename Several<Stored, N>::type>(scales + first + (offset + group));
+    own.scale = load_vector<typename Several<Scale, N>::type>(scales + first + (offset + group));
     if constexpr (kZeros) {
 #pragma unroll
       for (int q = 0; q < N; ++q) own.zero.v[q] = kPlain;

@@ -11,26 +11,20 @@ from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 
 FEW_ROWS, MANY_ROWS = 32, 64  # of a block
 MOST_ZERO = 16
-# With the variant of 64 rows a block there are 32 rows more, of each expert; see rows_of.
+# With up to 128 inputs, a group of 128 would be one of all.
 SIZES: list[Sizes] = [
-    {"rows": 1, "outputs": 128, "inputs": 128},
-    {"rows": 19, "outputs": 40, "inputs": 328, "zeros": 1, "bias": 1, "gap": 8},
-    {"rows": 75, "outputs": 131, "inputs": 8, "zeros": 1},
-    {"rows": 32, "outputs": 12, "inputs": 2100 // 8 * 8, "zeros": 1, "bias": 1},
-    {"rows": 40, "outputs": 150, "inputs": 200, "experts": 3, "zeros": 1, "behind": 2},
-    {"rows": 9, "outputs": 20, "inputs": 1064, "experts": 40, "gap": 16},
+    {"rows": 1, "outputs": 128, "inputs": 256, "experts": 0},
+    {"rows": 19, "outputs": 42, "inputs": 328, "experts": 0, "zeros": 1, "bias": 1, "gap": 6},
+    {"rows": 75, "outputs": 131, "inputs": 136, "experts": 0, "zeros": 1},
+    {"rows": 34, "outputs": 12, "inputs": 2096, "experts": 0, "zeros": 1, "bias": 1},
+    {"rows": 150, "outputs": 130, "inputs": 136, "experts": 7, "zeros": 1, "behind": 2},
+    {"rows": 60, "outputs": 20, "inputs": 1064, "experts": 40, "gap": 16},
 ]
 BENCH_SIZES: list[Sizes] = [
-    {"rows": rows, "outputs": outputs, "inputs": inputs}
+    {"rows": rows, "outputs": outputs, "inputs": inputs, "experts": 0}
     for outputs, inputs in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-    for rows in (32, 224, 2016)
+    for rows in (64, 256, 2048)
 ]
-
-
-def rows_of(variant: Variant, sizes: Sizes) -> int:
-    """Return the rows of a case: as many as the variant takes."""
-    few = FEW_ROWS * max(sizes.get("experts", 0), 1)
-    return min(sizes["rows"], few) if variant["tile_rows"] == str(FEW_ROWS) else sizes["rows"] + few
 
 
 def padded(inputs: int) -> int:
@@ -47,14 +41,15 @@ def columns_of(variant: Variant, inputs: int) -> int:
 def quantized_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     """Return random x, codes of every value, and scales that give results near 1.
 
-    ``sizes`` may have "experts", "zeros", "bias", "gap" (elements between rows) and "behind" (rows
-    of NaN behind the last expert's). The rows of an expert are none, one, or a random number.
+    "experts" is 0 if there are none. ``sizes`` may have "zeros", "bias", "gap" (elements between
+    rows; in x rounded up to 8) and "behind" (rows of NaN behind the last expert's). The rows of an
+    expert are none, one, or a random number.
     """
-    dtype, rows = DTYPES[variant["scalar_t"]], rows_of(variant, sizes)
+    dtype, rows, experts = DTYPES[variant["scalar_t"]], sizes["rows"], sizes["experts"]
     outputs, inputs, gap = sizes["outputs"], sizes["inputs"], sizes.get("gap", 0)
-    experts = sizes.get("experts", 0)
     lead = (experts, outputs) if experts else (outputs,)
-    x = torch.randn(rows, inputs + gap, dtype=torch.float32, device=device).to(dtype)[:, :inputs]
+    wide = inputs + -(-gap // 8) * 8
+    x = torch.randn(rows, wide, dtype=torch.float32, device=device).to(dtype)[:, :inputs]
     codes = torch.randint(0, 16, (*lead, inputs), dtype=torch.uint8, device=device)
     shape = (*lead, columns_of(variant, inputs))
     zeros = ends = None
@@ -78,6 +73,7 @@ def quantized_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[s
         "zeros": zeros,
         "bias": bias,
         "ends": ends,
+        "tile_rows": int(variant["tile_rows"]),
     }
 
 

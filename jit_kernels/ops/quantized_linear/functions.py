@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.quantized_linear.spec import QUANTIZED_GEMM
+from kiln.jit_kernels.ops.quantized_linear.spec import QUANTIZED_GEMM, tile_rows_for
 from kiln.jit_kernels.torch_ops import call
 
 
@@ -57,5 +57,13 @@ def _call(
     ends: torch.Tensor | None,
 ) -> None:
     call(
-        QUANTIZED_GEMM, out=out, x=x, codes=codes, scales=scales, zeros=zeros, bias=bias, ends=ends
+        QUANTIZED_GEMM,
+        out=out,
+        x=x,
+        codes=codes,
+        scales=scales,
+        zeros=zeros,
+        bias=bias,
+        ends=ends,
+        tile_rows=tile_rows_for(len(x), 0 if ends is None else len(codes)),
     )

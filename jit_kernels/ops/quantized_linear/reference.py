@@ -35,7 +35,8 @@ def quantized_gemm_reference(a: Arguments) -> Results:
 def _weights(a: Arguments, expert: int | None, wide: torch.dtype) -> torch.Tensor:
     """Return the weights [outputs, inputs] of all, or of an expert."""
     codes, scales, zeros = (
-        one if expert is None or one is None else one[expert] for one in (a.codes, a.scales, a.zeros)
+        one if expert is None or one is None else one[expert]
+        for one in (a.codes, a.scales, a.zeros)
     )
     unpacked = unpack_codes(codes)
     padded, inputs = unpacked.shape[1], a.x.shape[1]

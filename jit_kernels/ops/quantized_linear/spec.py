@@ -9,6 +9,7 @@ from kiln.jit_kernels.declare.parameters import (
     declare,
     derived,
     inputs,
+    operator_only,
     optional,
     outputs,
 )
@@ -37,7 +38,9 @@ _THREADS = 128
 _ALIGNED = 16  # bytes
 _GROUPS = (32, 64, 128)
 _FINE_GROUP = 32  # of e2m1
-_ENOUGH_BLOCKS = 128  # for a GPU; more slices would not make a product faster
+_ENOUGH_BLOCKS = 128  # for a GPU: more slices would not make a product of few rows faster
+_MANY_BLOCKS = 256  # without slices: a block for each slice would not make a product faster
+_MOST_INPUTS = 2**24
 _FEWEST_CHUNKS = 4  # of a slice
 _MOST_GRID_Y = 65535
 _TILE_BYTES = OUTPUTS * CHUNK // 2  # of codes
@@ -58,21 +61,22 @@ def slices_of(outputs_: int, size: int) -> int:
     return slices
 
 
-def _tile_rows(rows: int, experts: int) -> int:
+def tile_rows_for(rows: int, experts: int) -> int:
+    """Return the rows of a block that suit a product; no bit of the result depends on them."""
     return FEW_ROWS if rows <= FEW_ROWS * max(experts, 1) else MANY_ROWS
 
 
-def _most_runs(rows: int, experts: int) -> int:
+def _most_runs(variant: Variant, sizes: Sizes) -> int:
     """Return the largest number of row blocks; rows of several experts share none."""
-    return -(-rows // _tile_rows(rows, experts)) + min(experts, rows)
+    rows = sizes["rows"]
+    return -(-rows // int(variant["tile_rows"])) + min(sizes["experts"], rows)
 
 
-def _split(sizes: Sizes) -> int:
+def _split(variant: Variant, sizes: Sizes) -> int:
     """Return how many blocks share the slices of a tile: one, if there are enough tiles."""
     tiles = -(-sizes["outputs"] // OUTPUTS)
     slices = slices_of(sizes["outputs"], sizes["inputs"])
-    runs = _most_runs(sizes["rows"], sizes.get("experts", 0))
-    return slices if tiles * runs < 2 * _ENOUGH_BLOCKS else 1
+    return slices if tiles * _most_runs(variant, sizes) < _MANY_BLOCKS else 1
 
 
 def _is_aligned(tensor: torch.Tensor, size: int = _ALIGNED) -> bool:
@@ -94,8 +98,10 @@ def _padded(a: Arguments) -> int:
 def why_not(a: Arguments) -> str:
     """Return why the kernel cannot multiply; an empty text if it can."""
     rows, size = a.x.shape
-    if rows < 1 or size < 1 or size % 8:
-        return f"x is {rows} x {size}; want rows, and a multiple of 8 inputs"
+    if rows < 1 or not 1 <= size <= _MOST_INPUTS or size % 8:
+        return f"x is {rows} x {size}; want rows of a multiple of 8, up to {_MOST_INPUTS}"
+    if a.tile_rows not in (FEW_ROWS, MANY_ROWS):
+        return f"tile_rows is {a.tile_rows}; want {FEW_ROWS} or {MANY_ROWS}"
     if a.out.dtype not in (torch.bfloat16, torch.float16) or a.x.dtype != a.out.dtype:
         return f"x of {a.x.dtype} and out of {a.out.dtype}; want bf16 or fp16"
     if a.x.stride(1) != 1 or a.out.stride(1) != 1:
@@ -120,7 +126,9 @@ def _why_no_weights(a: Arguments) -> str:
     columns, group = a.scales.shape[-1], _group_of(a)
     known = (_FINE_GROUP,) if kinds[1] == torch.uint8 else (*_GROUPS, 0)
     if group not in known or (group and columns * group != _padded(a)):
-        return f"{columns} scales of {_padded(a)} padded inputs; want one of each {known}, 0 for all"
+        return (
+            f"{columns} scales of {_padded(a)} padded inputs; want one of each {known}, 0 for all"
+        )
     return ""
 
 
@@ -159,7 +167,7 @@ def _bind(a: Arguments) -> Bound:
         "scalar_t": SCALARS[a.out.dtype],
         "weight": "E2M1" if a.scales.dtype == torch.uint8 else "U4",
         "group": str(_group_of(a)),
-        "tile_rows": str(_tile_rows(rows, experts)),
+        "tile_rows": str(a.tile_rows),
     }
     sizes = {"rows": rows, "outputs": outputs_, "inputs": size, "experts": experts}
     numbers = {
@@ -167,7 +175,7 @@ def _bind(a: Arguments) -> Bound:
         "out_stride": a.out.stride(0),
         **sizes,
         "slices_log2": slices_of(outputs_, size).bit_length() - 1,
-        "split": _split(sizes),
+        "split": _split(variant, sizes),
         "aligned": int(_is_aligned(a.out, 4 * a.out.itemsize)),
     }
     return Bound(variant, sizes, numbers)
@@ -182,18 +190,17 @@ def _shared_bytes(variant: Variant, gpu: Gpu) -> int:
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     """Return blocks for all tiles. With experts, blocks take turns: few know how many rows."""
-    blocks = -(-sizes["outputs"] // OUTPUTS) * _split(sizes)
-    experts = sizes.get("experts", 0)
-    runs = min(_most_runs(sizes["rows"], experts), _MOST_GRID_Y)
-    if experts:
+    blocks = -(-sizes["outputs"] // OUTPUTS) * _split(variant, sizes)
+    runs = min(_most_runs(variant, sizes), _MOST_GRID_Y)
+    if sizes["experts"]:
         runs = min(runs, -(-2 * gpu.num_multiprocessors // blocks))
     grid = (-(-blocks // CLUSTER) * CLUSTER, runs, 1)
     return LaunchGeometry(grid, (_THREADS, 1, 1), _shared_bytes(variant, gpu))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
-    rows, size, outputs_ = cases.rows_of(variant, sizes), sizes["inputs"], sizes["outputs"]
-    item, experts = DTYPES[variant["scalar_t"]].itemsize, sizes.get("experts", 0)
+    rows, size, outputs_ = sizes["rows"], sizes["inputs"], sizes["outputs"]
+    item, experts = DTYPES[variant["scalar_t"]].itemsize, sizes["experts"]
     weights = max(experts, 1) * outputs_
     columns = cases.columns_of(variant, size)
     is_float = variant["weight"] == "U4"
@@ -214,6 +221,7 @@ QUANTIZED_GEMM = KernelSpec(
         optional("zeros", "bias", "ends"),
         derived("int64", "x_stride", "out_stride"),
         derived("int32", "rows", "outputs", "inputs", "experts", "slices_log2", "split", "aligned"),
+        operator_only("int32", "tile_rows"),
     ),
     params={
         "scalar_t": [SCALARS[torch.bfloat16], SCALARS[torch.float16]],
@@ -234,7 +242,10 @@ QUANTIZED_GEMM = KernelSpec(
     min_arch=80,
     shared_bytes=_shared_bytes,
     bench_needs={
-        "scalar_t": "kiln::bf16", "weight": "U4", "group": "128", "tile_rows": str(MANY_ROWS)
+        "scalar_t": "kiln::bf16",
+        "weight": "U4",
+        "group": "128",
+        "tile_rows": str(MANY_ROWS),
     },  # fmt: skip
     paper="https://arxiv.org/abs/2408.11743",  # codes that are widened beside tensor cores
 )
