@@ -246,7 +246,7 @@ QUANTIZED_GEMM = KernelSpec(
         "weight": "U4",
         "group": "128",
         "tile_rows": str(MANY_ROWS),
-    },  # fmt: skip
+    },
     paper="https://arxiv.org/abs/2408.11743",  # codes that are widened beside tensor cores
 )
 SPECS = [QUANTIZED_GEMM]
