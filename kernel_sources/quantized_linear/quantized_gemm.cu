@@ -253,7 +253,6 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
       store_outputs(out + (run.first + r) * out_stride + n, y.v, bias ? bias + n : nullptr,
                     outputs - n, aligned);
     }
-    if (apart) cluster_sync();  // before peers' sums are lost
-    else __syncthreads();
+    if (apart) cluster_sync();  // before the sums that peers read are lost
   }
 }
