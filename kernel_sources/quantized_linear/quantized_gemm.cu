@@ -9,15 +9,16 @@
 // is given, the rows are sorted by expert, and those of expert e end at ends[e] <= rows. What is
 // behind the last end is neither read nor written. aligned: whether 4 outputs of a row can be
 // stored at once.
-// Work split: a block multiplies 128 outputs by TILE_ROWS rows of one expert, each of its 4 warps
-// 32 outputs by all of these rows. The inputs are cut into 2^slices_log2 slices, which are multiplied one after
-// the other, or, with split > 1, each by another block of a cluster. Their sums are added in
-// the same order. The bits of a result depend on its row of x, its output's weights, `inputs`,
-// `slices_log2` and the format; they do not depend on the other rows, on TILE_ROWS or on split.
-// Tensor cores multiply x by differences, which SCALAR_T represents exactly. The scale multiplies
-// the sum of a group in float32.
-// Memory: cp.async fills a ring of tiles of codes and x. Codes never change, so they are loaded
-// before the kernel ahead has ended, unless the block must know its expert first.
+// Work split: a block multiplies 128 outputs by up to TILE_ROWS rows of one expert, each of its 4
+// warps 32 outputs by all of these rows. The inputs are cut into 2^slices_log2 slices. One block
+// multiplies them one after the other, or, with split > 1, each block of a cluster one of them.
+// Their sums are added in the same order. The bits of a result depend on its row of x, its output's
+// weights, `inputs`, `slices_log2` and the format; they do not depend on the other rows, on
+// TILE_ROWS, on split or on the number of experts. Tensor cores multiply x by differences, which
+// SCALAR_T represents exactly. The scale multiplies the sum of a group in float32.
+// Memory: cp.async fills a ring of tiles of codes and x; one block barrier for each tile. Codes
+// never change, so they are loaded before the kernel ahead has ended, unless the block must know
+// its expert first. Blocks of a cluster read each other's sums in shared memory.
 // Compile-time parameters (jit_kernels/ops/quantized_linear/spec.py): SCALAR_T, WEIGHT, GROUP,
 // TILE_ROWS.
 #include "kiln/ptx/cluster.cuh"
@@ -48,7 +49,7 @@ using X = Inputs<T, TILE_ROWS>;
 constexpr int kGroups = GROUP > 0 ? kChunk / GROUP : 1;  // of a tile
 using Weights = Factors<T, WEIGHT, kGroups>;
 
-constexpr int kTiles = TILE_ROWS / 8;
+constexpr int kTiles = TILE_ROWS / 8, kMostParts = 4;
 constexpr int kStageBytes = kCodeBytes + X::kBytes;
 constexpr int kStages = TILE_ROWS == 32 ? 4 : kLargeBytes > 100 * 1024 ? 3 : 2;
 constexpr int kPitch = kOutputs + 4;  // of sums, so that lanes store in different banks
@@ -145,8 +146,35 @@ KILN_FN void finish_slice(float* sums, Sums& total, const Weights::Place& factor
   }
 }
 
-struct alignas(8) Half { uint32_t w[2]; };
 struct alignas(16) Floats4 { float v[4]; };
+
+// A lane's four sums of a row, in the blocks of a cluster that have its slices, from `base` on.
+struct RowSums {
+  float* own;  // of row 0
+  int base, parts;
+
+  struct Parts { Floats4 y[kMostParts]; };
+  KILN_FN Parts load(int row) const {
+    Parts loaded = {};
+    float* const at = own + row * kPitch;
+    loaded.y[0] = load_vector<Floats4>(parts > 1 ? map_shared(at, base) : at);
+#pragma unroll
+    for (int p = 1; p < kMostParts; ++p)
+      if (p < parts) loaded.y[p] = load_vector<Floats4>(map_shared(at, base + p));
+    return loaded;
+  }
+  KILN_FN Floats4 add(const Parts& loaded) const {
+    Floats4 y = loaded.y[0];
+#pragma unroll
+    for (int p = 1; p < kMostParts; ++p)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (p < parts) y.v[i] = add_rn(y.v[i], loaded.y[p].v[i]);
+    return y;
+  }
+};
+
+struct alignas(8) Half { uint32_t w[2]; };
 
 // Store four outputs of a row, of which `left` exist.
 KILN_FN void store_outputs(T* to, float (&y)[4], const T* bias, int left, bool aligned) {
@@ -206,9 +234,10 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
     const int last = outputs - first - 1;
     const Weights source{scales, zeros, (of_expert + first) * columns,
                          min(int(threadIdx.x), last) * columns};
-    auto next = source.load(GROUP > 0 ? begin * kGroups : 0);
-    next.store(factors[0]);
+    const auto begun = source.load(GROUP > 0 ? begin * kGroups : 0);
+    auto next = begun;
     if (GROUP > 0 && begin + 1 < end) next = source.load((begin + 1) * kGroups);
+    begun.store(factors[0]);
 
     Sums total = {};
     int slice = apart ? part : 0, stage = 0;
@@ -237,21 +266,26 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
     }
     if (apart) cluster_sync();
     else __syncthreads();
-    // Each block of the cluster stores some of the rows, each warp a row at a time.
-    const int base = int(cluster_rank()) - part, column = lane() * 4, n = first + column;
-    const int parts = apart ? split : 1;
+    // Each block of a cluster stores some of the rows, each of its warps one at a time.
+    const int own_part = apart ? part : 0, parts = apart ? split : 1;
+    const RowSums at{sums + lane() * 4, int(cluster_rank()) - part, parts};
+    const int n = first + lane() * 4;
+    constexpr int kAtOnce = 2;  // rows whose loads are in flight
 #pragma unroll 1
-    for (int r = threadIdx.x / 32 * parts + (apart ? part : 0); r < run.count; r += 4 * parts) {
-      float* const at = sums + r * kPitch + column;
-      Floats4 y = load_vector<Floats4>(apart ? map_shared(at, base) : at);
-#pragma unroll 1
-      for (int p = 1; p < parts; ++p) {
-        const Floats4 more = load_vector<Floats4>(map_shared(at, base + p));
+    for (int r = threadIdx.x / 32 * parts + own_part; r < run.count; r += 4 * parts * kAtOnce) {
+      // Without values they would keep registers from the loop over tiles.
+      RowSums::Parts of_row[kAtOnce] = {};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y.v[i] = add_rn(y.v[i], more.v[i]);
+      for (int i = 0; i < kAtOnce; ++i)
+        if (r + 4 * parts * i < run.count) of_row[i] = at.load(r + 4 * parts * i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int m = r + 4 * parts * i;
+        if (m >= run.count) break;
+        Floats4 y = at.add(of_row[i]);
+        store_outputs(out + (run.first + m) * out_stride + n, y.v, bias ? bias + n : nullptr,
+                      outputs - n, aligned);
       }
-      store_outputs(out + (run.first + r) * out_stride + n, y.v, bias ? bias + n : nullptr,
-                    outputs - n, aligned);
     }
     if (apart) cluster_sync();  // before the sums that peers read are lost
   }

@@ -240,6 +240,7 @@ QUANTIZED_GEMM = KernelSpec(
     error=error_but_for_rows_behind,
     is_supported=lambda variant: variant["weight"] == "U4" or variant["group"] == str(_FINE_GROUP),
     min_arch=80,
+    max_cpu_seconds=0.5,
     shared_bytes=_shared_bytes,
     bench_needs={
         "scalar_t": "kiln::bf16",
