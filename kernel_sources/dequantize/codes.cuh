@@ -1,6 +1,6 @@
 // The codes of quantised weights as floats, and their scales.
 #pragma once
-#include "kiln/ptx/ptx.cuh"
+#include "kiln/math/exact.cuh"
 
 namespace kiln {
 
@@ -34,8 +34,6 @@ struct E2M1 {
 };
 
 KILN_FN float scale_of(float scale) { return scale; }
-KILN_FN float scale_of(uint8_t exponent) {  // 2^-127 is subnormal
-  return as_float(exponent ? uint32_t(exponent) << 23 : 1u << 22);
-}
+KILN_FN float scale_of(uint8_t exponent) { return power_of_two(exponent); }
 
 }  // namespace kiln

@@ -3,6 +3,7 @@
 // They never change, so they are loaded early, like the codes. They are kept as they are stored
 // until they are used: that takes fewer registers.
 #pragma once
+#include "kiln/math/exact.cuh"
 #include "kiln/ptx/early.cuh"
 #include "linear/four_bits.cuh"
 
@@ -35,10 +36,7 @@ template <> struct Groups<E2M1, 4> {
   KILN_FN void load(const uint8_t* from, const short*, int64_t at, bool wanted) {
     load_early_if(wanted, octets, from + at);
   }
-  KILN_FN float scale(int n) const {  // 2^-127 is subnormal
-    const uint32_t exponent = octets[0] >> 8 * n & 0xff;
-    return as_float(exponent ? exponent << 23 : 1u << 22);
-  }
+  KILN_FN float scale(int n) const { return power_of_two(octets[0] >> 8 * n & 0xff); }
   template <class T> KILN_FN uint32_t zero_pair(int) const { return 0; }
 };
 

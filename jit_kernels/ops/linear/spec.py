@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from types import MappingProxyType
+
 import torch
 
 from kiln.jit_kernels.declare.parameters import (
@@ -29,6 +32,13 @@ from kiln.jit_kernels.ops.linear.reference import BLOCK, skinny_gemm_reference
 from kiln.jit_kernels.torch_ops import define
 
 _OUTPUTS, _THREADS = 16, 512  # of a block
+_FORMATS = MappingProxyType(
+    {
+        "weight": list(cases.BITS),
+        "input": ["Plain", "E4M3"],
+        "scaled": ["kNone", "kByOutput", "kByBlock", "kBy64", "kBy32"],
+    }
+)
 _BLOCKS_OF_MULTIPROCESSOR, _LEAST_TURNS = 2, 3
 
 
@@ -104,7 +114,9 @@ def _is_supported(variant: Variant) -> bool:
 
 def _is_possible(some: Variant) -> bool:
     """Whether a call has these values: codes have scales, whatever other layers of a model have."""
-    return not {"weight", "input", "scaled"} <= some.keys() or _is_supported(some)
+    choices = ([some[name]] if name in some else own for name, own in _FORMATS.items())
+    every = product(*choices)
+    return any(_is_supported(dict(zip(_FORMATS, one, strict=True))) for one in every)
 
 
 SKINNY_GEMM = KernelSpec(
@@ -122,9 +134,7 @@ SKINNY_GEMM = KernelSpec(
     ),
     params={
         "scalar_t": [SCALARS[torch.bfloat16], SCALARS[torch.float16]],
-        "weight": list(cases.BITS),
-        "input": ["Plain", "E4M3"],
-        "scaled": ["kNone", "kByOutput", "kByBlock", "kBy64", "kBy32"],
+        **_FORMATS,
         "tiles": [str(one + 1) for one in range(MOST_TILES)],
     },
     bind=_bind,

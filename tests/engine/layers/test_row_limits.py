@@ -10,7 +10,7 @@ from some_gpu import GPU, measured
 from torch._subclasses import FakeTensorMode
 
 from kiln.engine.errors import ConfigError
-from kiln.engine.layers import few_rows, row_limits
+from kiln.engine.layers import few_rows, mxfp4_weight, row_limits
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.row_limits import Product, limits_on
 from kiln.engine.layers.weight import FORMS, DenseWeight
@@ -36,6 +36,7 @@ def test_the_built_in_table_is_that_of_these_gpus(use_gpu, name):
 
 
 def test_forms_of_the_built_in_table_exist():
+    assert mxfp4_weight.MXFP4Weight.__name__ in FORMS
     assert set(row_limits.BUILT_IN) <= set(FORMS)
     for steps in row_limits.BUILT_IN.values():
         assert [most for most, _ in steps] == sorted(most for most, _ in steps)

@@ -50,5 +50,5 @@ FAULTS = [
         "true ? (2 + fraction)",
         _HEADER,
     ),
-    _fault("E2M1", "the smallest scale is zero", "1u << 22", "0u", _HEADER),
+    _fault("E2M1", "the smallest scale is zero", "1u << 22", "0u", "kiln/math/exact.cuh"),
 ]

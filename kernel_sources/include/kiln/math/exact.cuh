@@ -4,6 +4,11 @@
 
 namespace kiln {
 
+// 2^(exponent - 127), for an exponent from 0 to 254; 2^-127 is subnormal.
+KILN_FN float power_of_two(uint32_t exponent) {
+  return as_float(exponent ? exponent << 23 : 1u << 22);
+}
+
 // 2^x for x <= 1; below -126 the result is 2^-126. Relative error below 8e-8.
 KILN_FN float exp2_exact(float x) {
   x = x > -126.0f ? x : -126.0f;
