@@ -9,7 +9,13 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import describe_product, multiplies_few, multiply_few
+from kiln.engine.layers.few_rows import (
+    describe_product,
+    multiplies_experts,
+    multiplies_few,
+    multiply_experts,
+    multiply_few,
+)
 from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -77,6 +83,15 @@ class BlockWeight(Weight):
         whole = BlockWeight.activations(self, x)
         if not multiply_few(self.form, whole, self.codes, out, bias, self.scales):
             Weight.product(self, x, out, bias)
+
+    def grouped(
+        self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each row times the weights of its expert."""
+        whole = BlockWeight.activations(self, rows)
+        own = (self.form, whole, self.codes, (experts, ends), rows.dtype, self.scales)
+        out = multiply_experts(*own)
+        return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def joins(self, other: Weight) -> bool:
         """Whether the outputs of both can be kept together."""
@@ -146,6 +161,18 @@ class BlockGroupWeight(BlockWeight):
             Weight.product(self, x, out, None)
         if bias is not None:
             out += bias
+
+    def grouped(
+        self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each row times the weights of its expert."""
+        dtype = rows.dtype
+        if multiplies_experts(self.form, self.codes, dtype, len(rows)):
+            codes, x_scales = quantize_per_group(BlockWeight.activations(self, rows))
+            own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
+            if (out := multiply_experts(*own)) is not None:
+                return out
+        return Weight.grouped(self, rows, ends, experts)
 
     def _multiplies_few(
         self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None

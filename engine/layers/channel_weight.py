@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.layers.few_rows import describe_product, multiply_few
+from kiln.engine.layers.few_rows import (
+    describe_product,
+    multiplies_experts,
+    multiply_experts,
+    multiply_few,
+)
 from kiln.engine.layers.scaled_products import multiplies_rows, multiply_rows
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -35,6 +40,16 @@ class ChannelWeight(Weight):
         few = self._is_fp8 and multiply_few(self.form, x, self.codes, out, bias, self.scales)
         if not few:
             Weight.product(self, x, out, bias)
+
+    def grouped(
+        self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each row times the weights of its expert."""
+        if self._is_fp8:
+            own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
+            if (out := multiply_experts(*own)) is not None:
+                return out
+        return Weight.grouped(self, rows, ends, experts)
 
     def describe(self) -> str:
         """Say which codes there are."""
@@ -84,6 +99,18 @@ class RoundedProduct(ChannelWeight):
             Weight.product(self, x, out, None)
         if bias is not None:
             out += bias
+
+    def grouped(
+        self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return each row times the weights of its expert."""
+        dtype = rows.dtype
+        if self._is_fp8 and multiplies_experts(self.form, self.codes, dtype, len(rows)):
+            codes, x_scales = self.rounded(rows, experts)
+            own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
+            if (out := multiply_experts(*own)) is not None:
+                return out
+        return Weight.grouped(self, rows, ends, experts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,25 +117,24 @@ def multiply_experts(
     x: torch.Tensor,
     weight: torch.Tensor,
     of_experts: tuple[torch.Tensor, torch.Tensor],
+    dtype: torch.dtype,
     scales: torch.Tensor | None = None,
+    x_scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Return each row of x times the weights of its expert, [num_rows, out], or None.
+    """Return each row of x times the weights of its expert, [num_rows, out] of a dtype, or None.
 
     ``form``: that of the Weight. weight: [experts, out, in] or codes; ``of_experts``: (experts
     [num_rows], ends [num_experts]). The other arguments are those of ``skinny_gemm``.
     """
-    rows, device = len(x), weight.device
-    if x.dtype not in _DTYPES or not rows:
-        return None
-    if not _is_unlimited(device) and rows > limits_on(device).rows_of_experts(form, len(weight)):
+    if not multiplies_experts(form, weight, dtype, len(x)):
         return None
     experts, ends = of_experts
     a = SKINNY_GEMM.parameters.Arguments(
-        out=x.new_empty(rows, weight.shape[1]),
+        out=x.new_empty(len(x), weight.shape[1], dtype=dtype),
         x=x,
         weight=weight,
-        x_scales=None,
+        x_scales=x_scales,
         scales=scales,
         zeros=zeros,
         bias=None,
@@ -143,6 +142,17 @@ def multiply_experts(
         ends=ends,
     )
     return a.out if _runs(a) else None
+
+
+def multiplies_experts(form: str, weight: torch.Tensor, dtype: torch.dtype, rows: int) -> bool:
+    """Whether ``multiply_experts`` takes so many rows, of all experts together."""
+    device = weight.device
+    if dtype not in _DTYPES or weight.dim() != 3 or not rows:
+        return False
+    if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": SCALARS[dtype]}):
+        return False
+    experts, _, inputs = weight.shape
+    return _is_unlimited(device) or rows <= limits_on(device).rows_of_experts(form, experts, inputs)
 
 
 def describe_product(form: str, weight: torch.Tensor, others: str) -> str:

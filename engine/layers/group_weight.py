@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kiln.engine.layers.few_rows import describe_product, multiply_experts, multiply_few
+from kiln.engine.layers.many_rows import many_row_product, multiply_many, multiply_many_experts
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
@@ -100,17 +101,23 @@ class Group4Weight(Group8Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        tensors = (self.codes, out, bias, self.scales)
-        if self.group_of is not None or not multiply_few(self.form, x, *tensors, zeros=self.zeros):
-            Weight.product(self, x, out, bias)
+        if self.group_of is None:
+            tensors = (self.codes, out, bias, self.scales)
+            if multiply_few(self.form, x, *tensors, zeros=self.zeros):
+                return
+            if multiply_many(x, self.tensors[:3], out, bias):
+                return
+        Weight.product(self, x, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
         if self.group_of is None:
-            of_experts = (experts, ends)
-            out = multiply_experts(self.form, rows, self.codes, of_experts, self.scales, self.zeros)
+            own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
+            out = multiply_experts(*own, zeros=self.zeros)
+            if out is None:
+                out = multiply_many_experts(rows, self.tensors[:3], ends)
             if out is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)
@@ -121,11 +128,9 @@ class Group4Weight(Group8Weight):
 
     @property
     def _product_name(self) -> str:
-        return (
-            DEQUANTISED
-            if self.group_of is not None
-            else describe_product(self.form, self.codes, DEQUANTISED)
-        )
+        if self.group_of is not None:
+            return DEQUANTISED
+        return describe_product(self.form, self.codes, many_row_product(self.codes, DEQUANTISED))
 
 
 def with_zeros_behind(x: torch.Tensor, inputs: int) -> torch.Tensor:

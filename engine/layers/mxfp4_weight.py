@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from kiln.engine.layers.few_rows import describe_product, multiply_experts, multiply_few
 from kiln.engine.layers.group_weight import with_zeros_behind
+from kiln.engine.layers.many_rows import many_row_product, multiply_many, multiply_many_experts
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
@@ -56,18 +57,24 @@ class MXFP4Weight(Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if not multiply_few(self.form, x, self.codes, out, bias, self.scales):
+        if multiply_few(self.form, x, self.codes, out, bias, self.scales):
+            return
+        if not multiply_many(x, self.tensors, out, bias):
             Weight.product(self, x, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
-        out = multiply_experts(self.form, rows, self.codes, (experts, ends), self.scales)
+        own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
+        out = multiply_experts(*own)
+        if out is None:
+            out = multiply_many_experts(rows, self.tensors, ends)
         return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def describe(self) -> str:
         """Say which codes there are."""
         size = 2 * self.codes.shape[-1] // self.scales.shape[-1]
-        product = describe_product(self.form, self.codes, DEQUANTISED)
+        many = many_row_product(self.codes, DEQUANTISED)
+        product = describe_product(self.form, self.codes, many)
         return f"mxfp4, blocks of {size} inputs, {product}"

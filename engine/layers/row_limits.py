@@ -40,8 +40,20 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows that an expert has on average.
-_OF_EXPERTS: Mapping[str, float] = MappingProxyType({"Group4Weight": 64, "MXFP4Weight": 64})
+# By form: the most rows that an expert has on average, and the fewest inputs, which count bytes
+# where a byte holds several.
+_OF_EXPERTS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "DenseWeight": (1, 0),
+        "ChannelWeight": (32, 0),
+        "TokenWeight": (32, 0),
+        "StaticWeight": (32, 0),
+        "BlockWeight": (32, 0),
+        "BlockGroupWeight": (32, 0),
+        "Group4Weight": (2, 768),  # quantized_gemm is as fast for more rows and fewer inputs
+        "MXFP4Weight": (4, 768),
+    }
+)
 _BUILT_IN_GPUS = re.compile(r"\bG?H[12]00\b")  # in the name of a GPU
 _BUILT_IN = "the built-in table of H100 and H200"
 _NONE = "no table of this GPU, so torch multiplies; kiln warmup --tune --model MODEL makes one"
@@ -89,9 +101,10 @@ class RowLimits:
         steps = BUILT_IN.get(product.form, ()) if self.built_in else ()
         return next((rows for most, rows in steps if num_bytes <= most), 0)
 
-    def rows_of_experts(self, form: str, count: int) -> float:
+    def rows_of_experts(self, form: str, experts: int, inputs: int) -> int:
         """Return the most rows of the products of so many experts, of all together."""
-        return _OF_EXPERTS.get(form, 0) * count if self.built_in else 0
+        most, fewest_inputs = _OF_EXPERTS.get(form, (0, 0))
+        return most * experts if self.built_in and inputs >= fewest_inputs else 0
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import is_fake
 
-from kiln.engine.layers.few_rows import multiply_few
+from kiln.engine.layers.few_rows import multiply_experts, multiply_few
 
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
 TILE_BYTES = 2**26  # of dequantised weights at once
@@ -252,4 +252,7 @@ class DenseWeight(Weight):
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
+        out = multiply_experts(self.form, rows, self.values, (experts, ends), rows.dtype)
+        if out is not None:
+            return out
         return F.grouped_mm(rows, self.values.transpose(1, 2), offs=ends)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -21,6 +22,9 @@ from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
+
+# Inputs that share a scale, for the value of SCALED.
+_GROUPS = MappingProxyType({"kByOutput": "0", "kBy32": "32", "kBy64": "64", "kByBlock": "128"})
 
 
 def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
@@ -66,6 +70,7 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         "weight": [*dict.fromkeys(["Plain", *(weight for weight, _ in few)])],
         "input": ["Plain", "E4M3"] if has_fp8 and rounds else ["Plain"],
         "scaled": [*dict.fromkeys(["kNone", *(scaled for _, scaled in few)])],
+        "group": [_GROUPS[scaled] for weight, scaled in few if weight in ("U4", "E2M1")],
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",

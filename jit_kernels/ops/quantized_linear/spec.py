@@ -95,6 +95,16 @@ def _padded(a: Arguments) -> int:
     return cases.padded(a.x.shape[1])
 
 
+def variant_of(a: Arguments) -> Variant:
+    """Return the variant that multiplies."""
+    return {
+        "scalar_t": SCALARS[a.out.dtype],
+        "weight": "E2M1" if a.scales.dtype == torch.uint8 else "U4",
+        "group": str(_group_of(a)),
+        "tile_rows": str(a.tile_rows),
+    }
+
+
 def why_not(a: Arguments) -> str:
     """Return why the kernel cannot multiply; an empty text if it can."""
     rows, size = a.x.shape
@@ -163,12 +173,7 @@ def _bind(a: Arguments) -> Bound:
         raise ValueError(f"quantized_gemm: {problem}")
     (rows, size), outputs_ = a.x.shape, a.codes.shape[-2]
     experts = 0 if a.ends is None else len(a.codes)
-    variant = {
-        "scalar_t": SCALARS[a.out.dtype],
-        "weight": "E2M1" if a.scales.dtype == torch.uint8 else "U4",
-        "group": str(_group_of(a)),
-        "tile_rows": str(a.tile_rows),
-    }
+    variant = variant_of(a)
     sizes = {"rows": rows, "outputs": outputs_, "inputs": size, "experts": experts}
     numbers = {
         "x_stride": a.x.stride(0),
@@ -211,6 +216,18 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
     return Cost(moved, 2 * rows * outputs_ * size)
 
 
+def _is_supported(variant: Variant) -> bool:
+    return variant["weight"] == "U4" or variant["group"] == str(_FINE_GROUP)
+
+
+def _is_possible(some: Variant) -> bool:
+    """Whether a call has these values: other layers of a model may have weights of other kinds."""
+    kind = some.get("weight", "U4")
+    return kind in ("U4", "E2M1") and _is_supported(
+        {"group": str(_FINE_GROUP), **some, "weight": kind}
+    )
+
+
 QUANTIZED_GEMM = KernelSpec(
     name="quantized_gemm",
     source="quantized_linear/quantized_gemm.cu",
@@ -238,7 +255,8 @@ QUANTIZED_GEMM = KernelSpec(
     bench_sizes=cases.BENCH_SIZES,
     tolerance={torch.float16: 6e-4, torch.bfloat16: 4e-3},
     error=error_but_for_rows_behind,
-    is_supported=lambda variant: variant["weight"] == "U4" or variant["group"] == str(_FINE_GROUP),
+    is_supported=_is_supported,
+    is_possible=_is_possible,
     min_arch=80,
     max_cpu_seconds=0.5,
     shared_bytes=_shared_bytes,
