@@ -17,7 +17,7 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.implementations import decision, may_decide, may_run_kernel
-from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, variant_of, why_not
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, tiles_for, variant_of, why_not
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -102,8 +102,8 @@ def multiply_few(
         scales=scales,
         zeros=zeros,
         bias=bias,
-        experts=None,
         ends=None,
+        tiles=tiles_for(len(x), 0),
     )
     if not _runs(a):
         return False
@@ -116,7 +116,7 @@ def multiply_experts(
     form: str,
     x: torch.Tensor,
     weight: torch.Tensor,
-    of_experts: tuple[torch.Tensor, torch.Tensor],
+    ends: torch.Tensor,
     dtype: torch.dtype,
     scales: torch.Tensor | None = None,
     x_scales: torch.Tensor | None = None,
@@ -124,12 +124,11 @@ def multiply_experts(
 ) -> torch.Tensor | None:
     """Return each row of x times the weights of its expert, [num_rows, out] of a dtype, or None.
 
-    ``form``: that of the Weight. weight: [experts, out, in] or codes; ``of_experts``: (experts
-    [num_rows], ends [num_experts]). The other arguments are those of ``skinny_gemm``.
+    ``form``: that of the Weight. weight: [experts, out, in] or codes; ends
+    [num_experts]: where the rows of each end. The other arguments are those of ``skinny_gemm``.
     """
     if not multiplies_experts(form, weight, dtype, len(x)):
         return None
-    experts, ends = of_experts
     a = SKINNY_GEMM.parameters.Arguments(
         out=x.new_empty(len(x), weight.shape[1], dtype=dtype),
         x=x,
@@ -138,8 +137,8 @@ def multiply_experts(
         scales=scales,
         zeros=zeros,
         bias=None,
-        experts=experts,
         ends=ends,
+        tiles=tiles_for(len(x), len(ends)),
     )
     return a.out if _runs(a) else None
 

@@ -9,9 +9,9 @@
 // Strides are counted in elements of the tensor. With codes, rows of weight and x begin and end at
 // multiples of 16 bytes. Rows of e4m3 have a multiple of 64 elements, of 128 if SCALED = kByBlock;
 // those of 4-bit codes have zeros up to a multiple of 128. Other tensors may have any alignment.
-// Experts: if experts [rows] is given, weight, scales, zeros and bias have a dimension of experts in
-// front. Row m of x is multiplied by those of experts[m]. Rows are sorted by expert, whose rows end
-// at ends[expert]; rows behind ends[num_experts - 1] are not multiplied.
+// Experts: if ends [num_experts] is given, weight, scales, zeros and bias have a dimension of experts
+// in front. Rows are sorted by expert, and those of expert e end at ends[e]. Rows behind the last
+// end are neither read nor written.
 // Work split: a block computes 16 outputs, with experts for up to 8 * TILES rows of one of them. Its
 // 16 warps take turns: each multiplies 128 bytes of every row at a time, or 64 of 4-bit codes. The
 // sums of the warps are added in a fixed order. The bits of a result depend on its row of x, its
@@ -23,6 +23,7 @@
 #include "kiln/math/exact.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/mma.cuh"
+#include "kiln/rows/runs.cuh"
 #include "linear/groups.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -158,19 +159,20 @@ KILN_FN void multiply(float (&total)[4], float (&sum)[4], const Chunk& chunk, co
 // The scales of a lane's four sums. Sums of rows that do not exist are never written, so the scale
 // of the last row stands in for theirs.
 struct Scales {
-  const Scale *of_low, *of_high;  // the scales of the outputs g and g + 8
-  const float* of_x;              // x_scales; null if x is not e4m3
-  int64_t row, column;            // strides of of_x
-  int32_t rows;
+  const Scale* scales;
+  int of_low, of_high;  // of the outputs g and g + 8 in scales
+  const float* of_x;    // x_scales; null if x is not e4m3
+  int row, column;      // strides of of_x
+  Run run;
 
   KILN_FN void add(float (&total)[4], float (&sum)[4], int tile, int index) const {
-    const float scale[2] = {float(of_low[index]), float(of_high[index])};
+    const float scale[2] = {float(scales[of_low + index]), float(scales[of_high + index])};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       float own = scale[j / 2];
       if constexpr (INPUT::kElements > 8) {
-        const int m = min(tile * 8 + int(threadIdx.x) % 4 * 2 + j % 2, rows - 1);
-        own = mul_rn(own, of_x[m * row + index * column]);
+        const int m = min(tile * 8 + int(threadIdx.x) % 4 * 2 + j % 2, run.count - 1);
+        own = mul_rn(own, of_x[(run.first + m) * row + index * column]);
       }
       total[j] = fma_rn(sum[j], own, total[j]);
       sum[j] = 0;
@@ -183,31 +185,20 @@ struct Scales {
 extern "C" __global__ void __launch_bounds__(512, kiln::kBlocks)
 skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_scales,
             const kiln::Scale* scales, const short* zeros, const SCALAR_T* bias,
-            const int32_t* experts, const int32_t* ends, int64_t x_stride, int64_t weight_stride,
-            int64_t out_stride, int64_t x_scale_row, int64_t x_scale_column,
-            int64_t expert_weights, int64_t expert_scales, int32_t rows, int32_t outputs,
+            const int32_t* ends, int64_t x_stride, int64_t weight_stride,
+            int64_t out_stride, int64_t expert_weights, int32_t x_scale_row,
+            int32_t x_scale_column, int32_t expert_scales, int32_t rows, int32_t outputs,
             int32_t inputs, int32_t scale_columns, int32_t outputs_log2, int32_t num_experts,
             int32_t aligned) {
   kiln::pdl_reads_plan();
   using namespace kiln;
   __shared__ float sums[kBuffers][kWarps][TILES * 8][kPitch];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4;
-  const Weight* weights = static_cast<const Weight*>(weight);
-  const Input* x0 = static_cast<const Input*>(x);
-  if (experts) {
+  Run run{0, 0, rows};
+  if (ends) {
     pdl_wait();
-    const int m = blockIdx.y;
-    if (m >= ends[num_experts - 1]) return;
-    const int expert = experts[m], begin = expert ? ends[expert - 1] : 0;
-    if ((m - begin) % (8 * TILES)) return;  // another block multiplies this row
-    rows = min(ends[expert] - m, 8 * TILES);
-    x0 += m * x_stride;
-    out += m * out_stride;
-    weights += expert * expert_weights;
-    scales += expert * expert_scales;
-    if (x_scales) x_scales += m * x_scale_row;
-    if (zeros) zeros += expert * expert_scales;
-    if (bias) bias += int64_t(expert) * outputs;
+    run = run_of_expert<8 * TILES>(ends, num_experts, blockIdx.y);
+    if (run.count == 0) return;
   }
   // The lane's two outputs of the 16 from `first` on. The last output stands in for those behind.
   const auto own = [&](int first, int more) { return min(first + group + more, outputs - 1); };
@@ -215,8 +206,10 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   const auto walk_of = [&](int first) {
     const int low = own(first, 0), high = own(first, 8), g = SCALED > 1 ? begin / SCALED : 0;
     const int at = (begin + lane % 4 * WEIGHT::kElements) / (kFourBits ? 2 : 1);
-    return Walk{weights + low * weight_stride + at, weights + high * weight_stride + at,
-                low * scale_columns + g, high * scale_columns + g,
+    const Weight* weights = static_cast<const Weight*>(weight) + run.expert * expert_weights + at;
+    const int of_expert = run.expert * expert_scales + g;
+    return Walk{weights + low * weight_stride, weights + high * weight_stride,
+                of_expert + low * scale_columns, of_expert + high * scale_columns,
                 first < outputs ? begin + (kFourBits ? 0 : at - begin) : inputs};
   };
   Chunk chunks[kAhead][kSets];
@@ -240,9 +233,10 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   const auto add_scaled = [&](int s, int n, int index) {
     if constexpr (kCodes && !(kFourBits && SCALED > 1)) {
       const int low = own(first + s * 16, 0), high = own(first + s * 16, 8);
-      const Scales factors{scales + (low >> outputs_log2) * int64_t(scale_columns),
-                           scales + (high >> outputs_log2) * int64_t(scale_columns),
-                           x_scales, x_scale_row, x_scale_column, rows};
+      const int of_expert = run.expert * expert_scales;
+      const Scales factors{scales, of_expert + (low >> outputs_log2) * scale_columns,
+                           of_expert + (high >> outputs_log2) * scale_columns,
+                           x_scales, x_scale_row, x_scale_column, run};
       factors.add(total[s][n], sum[s][n], n, index);
     }
   };
@@ -253,7 +247,8 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
     const int own_x = begin + lane % 4 * (kFourBits ? 8 : WEIGHT::kElements);
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
-      xs[n] = x0 + min(n * 8 + group, rows - 1) * x_stride + own_x;
+      const int m = run.first + min(n * 8 + group, run.count - 1);
+      xs[n] = static_cast<const Input*>(x) + m * x_stride + own_x;
       keep_global(xs[n]);
     }
 #pragma unroll 1
@@ -309,12 +304,12 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
       }
     __syncthreads();  // also before another buffer is written again
     const int m = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs, n = first + column;
-    if (m < rows && n < outputs) {
+    if (m < run.count && n < outputs) {
       float y = sums[buffer][0][m][column];
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) y = add_rn(y, sums[buffer][w][m][column]);
-      if (bias) y = add_rn(y, to_float(bias[n]));
-      from_float(y, out[m * out_stride + n]);
+      if (bias) y = add_rn(y, to_float(bias[int64_t(run.expert) * outputs + n]));
+      from_float(y, out[(run.first + m) * out_stride + n]);
     }
     if constexpr (kBuffers == 1) __syncthreads();
   }

@@ -76,7 +76,7 @@ def alone(
     one, two = (next(spec.variants({**needs, "tiles": tiles})) for tiles in ("1", "2"))
     for a, chance in random_products(two, 12):
         row = chance.randrange(len(a.x))
-        own = a._replace(x=a.x[row : row + 1], out=a.out[row : row + 1].clone())
+        own = a._replace(x=a.x[row : row + 1], out=a.out[row : row + 1].clone(), tiles=1)
         for variant, arguments in ((one, own), (two, a)):
             host.launch(_built(unit_of, variant), spec, arguments, seed=seed)
         if not torch.equal(own.out.view(torch.int16), a.out[row : row + 1].view(torch.int16)):

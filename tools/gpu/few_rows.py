@@ -22,7 +22,7 @@ from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.models.fp8_schemes import BlockFP8, ChannelFP8
 from kiln.jit_kernels.bench.ceilings import measure_ceilings, work_on
 from kiln.jit_kernels.bench.timing import Call, time_side_by_side
-from kiln.jit_kernels.ops.linear.checks import MOST_ROWS
+from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, tiles_for
 from kiln.jit_kernels.ops.linear.functions import skinny_gemm
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
@@ -157,8 +157,8 @@ def _kernels(
         scales=scales,
         zeros=None,
         bias=None,
-        experts=None,
         ends=None,
+        tiles=tiles_for(len(x), 0),
     )
     form = triton_form(SKINNY_GEMM.family, SKINNY_GEMM.name, SKINNY_GEMM.bind(a).variant)
     return {

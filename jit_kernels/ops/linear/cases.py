@@ -17,7 +17,7 @@ BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
 _GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
 # "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. Beside codes,
 # "inputs" is rounded up to the next multiple that the kernel takes. "grouped" counts the rows of
-# all experts, which get them at random. There are "experts" if they get two tiles, else one more.
+# "experts", which get them at random.
 SIZES: list[Sizes] = [
     {"rows": 1, "outputs": 16, "inputs": 64},
     {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8, "zeros": 1},
@@ -60,9 +60,9 @@ def shape_of_x(variant: Variant, sizes: Sizes) -> tuple[int, int]:
     return sizes["rows"] + TILE_ROWS * (int(variant["tiles"]) - 1), inputs
 
 
-def experts_of(variant: Variant, sizes: Sizes) -> int:
-    """Return the experts of a case, 1 without; few of them have many rows, which are two tiles."""
-    return sizes["experts"] + (variant["tiles"] == "1") if "grouped" in sizes else 1
+def experts_of(sizes: Sizes) -> int:
+    """Return the experts of a case; 1 without."""
+    return sizes.get("experts", 1)
 
 
 def shape_of_scales(variant: Variant, sizes: Sizes) -> tuple[int, int]:
@@ -88,10 +88,10 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     """
     dtype = DTYPES[variant["scalar_t"]]
     rows, inputs = shape_of_x(variant, sizes)
-    outputs, gap, lead = sizes["outputs"], sizes.get("gap", 0), [experts_of(variant, sizes)]
+    outputs, gap, lead = sizes["outputs"], sizes.get("gap", 0), [experts_of(sizes)]
     wide = inputs + gap * (1 if variant["weight"] == "Plain" else 8)
     x = torch.randn(rows, wide, dtype=torch.float32, device=device).to(dtype)
-    x_scales = experts = ends = None
+    x_scales = ends = None
     if variant["input"] == "E4M3":
         x, by_row = _octets(rows, inputs + 16 * gap, device), sizes.get("by_row")
         columns = inputs // BLOCK if variant["scaled"] == "kByBlock" else 1
@@ -99,7 +99,7 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     weight, scales, zeros = _weights(variant, sizes, lead[0], device)
     bias = torch.randn(*lead, outputs, device=device).to(dtype) if sizes.get("bias") else None
     if "grouped" in sizes:
-        experts = torch.randint(0, lead[0], (rows,), dtype=torch.int32, device=device).sort()[0]
+        experts = torch.randint(0, lead[0], (rows,), device=device)
         of_each = torch.bincount(experts, minlength=lead[0])
         ends = of_each.cumsum(0, dtype=torch.int32)
     else:
@@ -113,8 +113,8 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         "scales": scales,
         "zeros": zeros,
         "bias": bias,
-        "experts": experts,
         "ends": ends,
+        "tiles": int(variant["tiles"]),
     }
 
 

@@ -16,6 +16,7 @@ MOST_ROWS = TILE_ROWS * MOST_TILES
 _MOST_GROUPED = 65535  # rows of x with experts: blocks of a grid's second dimension
 _DENSE_EXPERT = 4  # rows for each expert from which on two tiles are taken
 _ALIGNED = 16  # bytes
+_MOST_SCALES = 2**31 - 1
 _FP8 = torch.float8_e4m3fn
 _SCALED = MappingProxyType({128: "kByBlock", 64: "kBy64", 32: "kBy32"})  # inputs of a scale
 
@@ -41,16 +42,23 @@ def inputs_of(weight: torch.Tensor) -> int:
 
 def variant_of(a: Arguments) -> Variant:
     """Return the variant that multiplies."""
-    tiles = -(-len(a.x) // TILE_ROWS)
-    if a.experts is not None:
-        tiles = 1 if len(a.x) <= _DENSE_EXPERT * len(a.weight) else MOST_TILES
     return {
         "scalar_t": SCALARS[a.out.dtype],
         "weight": _format_of(a.weight, a.scales),
         "input": _format_of(a.x, None),
         "scaled": _scaled(a),
-        "tiles": str(tiles),
+        "tiles": str(a.tiles),
     }
+
+
+def tiles_for(rows: int, experts: int) -> int:
+    """Return the tiles of 8 rows of a block that suit a product; no bit depends on them.
+
+    experts: how many share the rows; 0: there are none.
+    """
+    if not experts:
+        return -(-rows // TILE_ROWS)
+    return 1 if rows <= _DENSE_EXPERT * experts else MOST_TILES
 
 
 def _format_of(tensor: torch.Tensor, scales: torch.Tensor | None) -> str:
@@ -71,15 +79,14 @@ def _scaled(a: Arguments) -> str:
 def why_not(a: Arguments) -> str:
     """Return why the kernel cannot multiply; an empty text if it can."""
     rows, size = a.x.shape
-    most, lead = MOST_ROWS, a.weight.shape[:-2]
-    if a.experts is not None:
-        most = _MOST_GROUPED
-        if a.ends is None or a.experts.shape != (rows,) or a.ends.shape != lead:
-            return f"experts {list(a.experts.shape)} of {rows} rows, and ends of {list(lead)}"
-    elif a.ends is not None or lead:
-        return f"weights {list(a.weight.shape)} without experts"
+    lead, ends = a.weight.shape[:-2], () if a.ends is None else a.ends.shape
+    if lead != ends:
+        return f"weights {list(a.weight.shape)} and ends {list(ends)} of experts"
+    most = _MOST_GROUPED if lead else MOST_ROWS
     if not 1 <= rows <= most or not size:
         return f"x is {rows} x {size}; want 1 to {most} rows"
+    if a.tiles not in range(1 if lead else -(-rows // TILE_ROWS), MOST_TILES + 1):
+        return f"{a.tiles} tiles of {TILE_ROWS} for {rows} rows; want at most {MOST_TILES}"
     wanted = -(-size // CHUNK) * CHUNK if a.weight.dtype == torch.uint8 else size
     if inputs_of(a.weight) != wanted or a.out.shape != (rows, a.weight.shape[-2]):
         shapes = {name: list(getattr(a, name).shape) for name in ("x", "weight", "out")}
@@ -111,6 +118,8 @@ def _why_no_codes(a: Arguments, size: int) -> str:
             return f"beside codes, rows of {name} do not begin and end at multiples of 16 bytes"
     if any(one is not None and not one.is_contiguous() for one in (a.scales, a.zeros)):
         return "scales or zeros are not contiguous"
+    if a.scales.numel() > _MOST_SCALES:
+        return f"{a.scales.numel()} scales; want at most {_MOST_SCALES}"
     if a.weight.dtype == torch.uint8:
         return _why_no_groups(a)
     step = BLOCK if a.scales.shape[-1] > 1 else BLOCK // 2

@@ -18,12 +18,12 @@ def skinny_gemm_reference(a: Arguments) -> Results:
     """
     wide = torch.float64 if torch.float64 in (a.x.dtype, a.weight.dtype) else torch.float32
     x = _scaled(a.x.to(wide), a.x_scales)
-    if a.experts is None:
+    if a.ends is None:
         y = x @ weights_of(a.weight, a.scales, a.zeros, x).T
         return {"out": (y if a.bias is None else y + a.bias.to(wide)).to(a.out.dtype)}
     out = a.out.clone()
-    for row in range(int(a.ends[-1])):
-        expert = int(a.experts[row])
+    rows = torch.arange(int(a.ends[-1]), device=a.ends.device, dtype=a.ends.dtype)
+    for row, expert in enumerate(torch.searchsorted(a.ends, rows, right=True).tolist()):
         scales, zeros = (None if one is None else one[expert] for one in (a.scales, a.zeros))
         y = weights_of(a.weight[expert], scales, zeros, x) @ x[row]
         out[row] = (y if a.bias is None else y + a.bias[expert].to(wide)).to(a.out.dtype)

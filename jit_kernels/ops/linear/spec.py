@@ -12,6 +12,7 @@ from kiln.jit_kernels.declare.parameters import (
     declare,
     derived,
     inputs,
+    operator_only,
     optional,
     outputs,
 )
@@ -27,7 +28,13 @@ from kiln.jit_kernels.declare.spec import (
     Variant,
 )
 from kiln.jit_kernels.ops.linear import cases
-from kiln.jit_kernels.ops.linear.checks import MOST_TILES, is_aligned, variant_of, why_not
+from kiln.jit_kernels.ops.linear.checks import (
+    MOST_TILES,
+    TILE_ROWS,
+    is_aligned,
+    variant_of,
+    why_not,
+)
 from kiln.jit_kernels.ops.linear.reference import BLOCK, skinny_gemm_reference
 from kiln.jit_kernels.torch_ops import define
 
@@ -47,8 +54,10 @@ def _bind(a: Arguments) -> Bound:
         raise ValueError(f"skinny_gemm: {problem}")
     (rows, size), outputs_ = a.x.shape, a.weight.shape[-2]
     by_row = a.scales is None or a.scales.shape[-2] == outputs_
-    grouped = a.experts is not None
-    sizes = {"outputs": outputs_} | ({"grouped": rows} if grouped else {})
+    grouped = a.ends is not None
+    sizes = {"outputs": outputs_}
+    if grouped:
+        sizes |= {"grouped": rows, "experts": len(a.weight)}
     numbers = {
         "x_stride": a.x.stride(0),
         "weight_stride": a.weight.stride(-2),
@@ -75,13 +84,17 @@ def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     at_once = _BLOCKS_OF_MULTIPROCESSOR // sets * gpu.num_multiprocessors
     if is_small and blocks >= _LEAST_TURNS * at_once:  # so many that all end at about the same time
         blocks = -(-blocks // -(-blocks // at_once))
-    return LaunchGeometry((blocks, sizes.get("grouped", 1), 1), (_THREADS, 1, 1))
+    runs, rows = 1, sizes.get("grouped", 0)  # of rows of an expert: at most so many
+    if rows:
+        most = int(variant["tiles"]) * TILE_ROWS
+        runs = min(sizes["experts"], rows) + rows // most
+    return LaunchGeometry((blocks, runs, 1), (_THREADS, 1, 1))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count every expert's weights; some may have no rows."""
     (rows, size), outputs_ = cases.shape_of_x(variant, sizes), sizes["outputs"]
-    item, experts = DTYPES[variant["scalar_t"]].itemsize, cases.experts_of(variant, sizes)
+    item, experts = DTYPES[variant["scalar_t"]].itemsize, cases.experts_of(sizes)
     bits = cases.BITS[variant["weight"]] or 8 * item
     weights = experts * outputs_ * cases.padded(variant, size) * bits // 8
     of_x = rows * size * (1 if variant["input"] == "E4M3" else item)
@@ -91,7 +104,7 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
     if variant["input"] == "E4M3":
         scales += 4 * rows * max(columns - 1, 1)
     of_bias = experts * outputs_ if sizes.get("bias") else 0
-    places = 4 * (rows + experts) if "grouped" in sizes else 0
+    places = 4 * experts if "grouped" in sizes else 0
     moved = weights + of_x + (rows * outputs_ + of_bias) * item + scales + places
     return Cost(moved, 2 * rows * outputs_ * size)
 
@@ -126,11 +139,13 @@ SKINNY_GEMM = KernelSpec(
     parameters=declare(
         outputs("out"),
         inputs("x", "weight"),
-        optional("x_scales", "scales", "zeros", "bias", "experts", "ends"),
+        optional("x_scales", "scales", "zeros", "bias", "ends"),
         derived("int64", "x_stride", "weight_stride", "out_stride"),
-        derived("int64", "x_scale_row", "x_scale_column", "expert_weights", "expert_scales"),
-        derived("int32", "rows", "outputs", "inputs", "scale_columns", "outputs_log2"),
-        derived("int32", "num_experts", "aligned"),
+        derived("int64", "expert_weights"),
+        derived("int32", "x_scale_row", "x_scale_column", "expert_scales"),
+        derived("int32", "rows", "outputs", "inputs", "scale_columns"),
+        derived("int32", "outputs_log2", "num_experts", "aligned"),
+        operator_only("int32", "tiles"),
     ),
     params={
         "scalar_t": [SCALARS[torch.bfloat16], SCALARS[torch.float16]],

@@ -26,7 +26,17 @@ def quantized_gemm(
     plus 127, of groups of 32, and codes are e2m1. A result's bits do not depend on the other rows.
     Raises ValueError.
     """
-    _call(x, codes, scales, out, zeros, bias, None)
+    call(
+        QUANTIZED_GEMM,
+        out=out,
+        x=x,
+        codes=codes,
+        scales=scales,
+        zeros=zeros,
+        bias=bias,
+        ends=None,
+        tile_rows=tile_rows_for(len(x), 0),
+    )
 
 
 def grouped_quantized_gemm(
@@ -44,18 +54,6 @@ def grouped_quantized_gemm(
     ``quantized_gemm``. Rows behind the last end may hold anything, and out keeps its values there.
     Raises ValueError.
     """
-    _call(x, codes, scales, out, zeros, None, ends)
-
-
-def _call(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    out: torch.Tensor,
-    zeros: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    ends: torch.Tensor | None,
-) -> None:
     call(
         QUANTIZED_GEMM,
         out=out,
@@ -63,7 +61,7 @@ def _call(
         codes=codes,
         scales=scales,
         zeros=zeros,
-        bias=bias,
+        bias=None,
         ends=ends,
-        tile_rows=tile_rows_for(len(x), 0 if ends is None else len(codes)),
+        tile_rows=tile_rows_for(len(x), len(ends)),
     )
