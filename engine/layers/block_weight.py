@@ -89,7 +89,7 @@ class BlockWeight(Weight):
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
         whole = BlockWeight.activations(self, rows)
-        own = (self.form, whole, self.codes, ends, rows.dtype, self.scales)
+        own = (self.form, whole, self.codes, (experts, ends), rows.dtype, self.scales)
         out = multiply_experts(*own)
         return Weight.grouped(self, rows, ends, experts) if out is None else out
 
@@ -169,7 +169,7 @@ class BlockGroupWeight(BlockWeight):
         dtype = rows.dtype
         if multiplies_experts(self.form, self.codes, dtype, len(rows)):
             codes, x_scales = quantize_per_group(BlockWeight.activations(self, rows))
-            own = (self.form, codes, self.codes, ends, dtype, self.scales, x_scales)
+            own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
             if (out := multiply_experts(*own)) is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)

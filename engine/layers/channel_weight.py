@@ -46,7 +46,7 @@ class ChannelWeight(Weight):
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
         if self._is_fp8:
-            own = (self.form, rows, self.codes, ends, rows.dtype, self.scales)
+            own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
             if (out := multiply_experts(*own)) is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)
@@ -107,7 +107,7 @@ class RoundedProduct(ChannelWeight):
         dtype = rows.dtype
         if self._is_fp8 and multiplies_experts(self.form, self.codes, dtype, len(rows)):
             codes, x_scales = self.rounded(rows, experts)
-            own = (self.form, codes, self.codes, ends, dtype, self.scales, x_scales)
+            own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
             if (out := multiply_experts(*own)) is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)

@@ -102,6 +102,7 @@ def multiply_few(
         scales=scales,
         zeros=zeros,
         bias=bias,
+        expert_of=None,
         ends=None,
         tiles=tiles_for(len(x), 0),
     )
@@ -116,7 +117,7 @@ def multiply_experts(
     form: str,
     x: torch.Tensor,
     weight: torch.Tensor,
-    ends: torch.Tensor,
+    of_experts: tuple[torch.Tensor, torch.Tensor],
     dtype: torch.dtype,
     scales: torch.Tensor | None = None,
     x_scales: torch.Tensor | None = None,
@@ -124,11 +125,12 @@ def multiply_experts(
 ) -> torch.Tensor | None:
     """Return each row of x times the weights of its expert, [num_rows, out] of a dtype, or None.
 
-    ``form``: that of the Weight. weight: [experts, out, in] or codes; ends
-    [num_experts]: where the rows of each end. The other arguments are those of ``skinny_gemm``.
+    ``form``: that of the Weight. weight: [experts, out, in] or codes; ``of_experts``: (experts
+    [num_rows], ends [num_experts]). The other arguments are those of ``skinny_gemm``.
     """
     if not multiplies_experts(form, weight, dtype, len(x)):
         return None
+    expert_of, ends = of_experts
     a = SKINNY_GEMM.parameters.Arguments(
         out=x.new_empty(len(x), weight.shape[1], dtype=dtype),
         x=x,
@@ -137,6 +139,7 @@ def multiply_experts(
         scales=scales,
         zeros=zeros,
         bias=None,
+        expert_of=expert_of,
         ends=ends,
         tiles=tiles_for(len(x), len(ends)),
     )

@@ -114,7 +114,7 @@ class Group4Weight(Group8Weight):
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
         if self.group_of is None:
-            own = (self.form, rows, self.codes, ends, rows.dtype, self.scales)
+            own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
             out = multiply_experts(*own, zeros=self.zeros)
             if out is None:
                 out = multiply_many_experts(rows, self.tensors[:3], ends)

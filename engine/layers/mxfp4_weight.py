@@ -66,7 +66,7 @@ class MXFP4Weight(Weight):
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
-        own = (self.form, rows, self.codes, ends, rows.dtype, self.scales)
+        own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
         out = multiply_experts(*own)
         if out is None:
             out = multiply_many_experts(rows, self.tensors, ends)

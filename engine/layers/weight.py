@@ -252,7 +252,7 @@ class DenseWeight(Weight):
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
-        out = multiply_experts(self.form, rows, self.values, ends, rows.dtype)
+        out = multiply_experts(self.form, rows, self.values, (experts, ends), rows.dtype)
         if out is not None:
             return out
         return F.grouped_mm(rows, self.values.transpose(1, 2), offs=ends)

@@ -70,6 +70,7 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         "weight": [*dict.fromkeys(["Plain", *(weight for weight, _ in few)])],
         "input": ["Plain", "E4M3"] if has_fp8 and rounds else ["Plain"],
         "scaled": [*dict.fromkeys(["kNone", *(scaled for _, scaled in few)])],
+        "experts": ["false"] if experts is None else ["false", "true"],
         "group": [_GROUPS[scaled] for weight, scaled in few if weight in ("U4", "E2M1")],
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),

@@ -9,21 +9,22 @@
 // Strides are counted in elements of the tensor. With codes, rows of weight and x begin and end at
 // multiples of 16 bytes. Rows of e4m3 have a multiple of 64 elements, of 128 if SCALED = kByBlock;
 // those of 4-bit codes have zeros up to a multiple of 128. Other tensors may have any alignment.
-// Experts: if ends [num_experts] is given, weight, scales, zeros and bias have a dimension of experts
-// in front. Rows are sorted by expert, and those of expert e end at ends[e]. Rows behind the last
-// end are neither read nor written.
+// EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are sorted
+// by expert: experts [rows] has that of each, and those of expert e end at ends[e]. Rows behind the
+// last end are neither read nor written.
 // Work split: a block computes 16 outputs, with experts for up to 8 * TILES rows of one of them. Its
 // 16 warps take turns: each multiplies 128 bytes of every row at a time, or 64 of 4-bit codes. The
 // sums of the warps are added in a fixed order. The bits of a result depend on its row of x, its
 // output's weights, `inputs` and the formats; they do not depend on the other rows, on the number
 // of outputs, on TILES, or on experts.
-// Memory: weights never change, so they are loaded before the kernel ahead has ended, unless it
-// may say which expert. Loads go straight into registers; shared memory holds the sums of the warps.
-// Compile-time parameters (jit_kernels/ops/linear/spec.py): SCALAR_T, WEIGHT, INPUT, SCALED, TILES.
+// Memory: weights never change, so they are loaded before the kernel ahead has ended, unless that
+// says which expert. Loads go straight into registers; shared memory holds the sums of the warps.
+// Compile-time parameters (jit_kernels/ops/linear/spec.py): SCALAR_T, WEIGHT, INPUT, SCALED, TILES,
+// EXPERTS.
 #include "kiln/math/exact.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/mma.cuh"
-#include "kiln/rows/runs.cuh"
+#include "linear/experts.cuh"
 #include "linear/groups.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -40,6 +41,9 @@
 #endif
 #ifndef TILES
 #define TILES 1
+#endif
+#ifndef EXPERTS
+#define EXPERTS false
 #endif
 
 namespace kiln {
@@ -185,7 +189,7 @@ struct Scales {
 extern "C" __global__ void __launch_bounds__(512, kiln::kBlocks)
 skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_scales,
             const kiln::Scale* scales, const short* zeros, const SCALAR_T* bias,
-            const int32_t* ends, int64_t x_stride, int64_t weight_stride,
+            const int32_t* experts, const int32_t* ends, int64_t x_stride, int64_t weight_stride,
             int64_t out_stride, int64_t expert_weights, int32_t x_scale_row,
             int32_t x_scale_column, int32_t expert_scales, int32_t rows, int32_t outputs,
             int32_t inputs, int32_t scale_columns, int32_t outputs_log2, int32_t num_experts,
@@ -195,9 +199,9 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   __shared__ float sums[kBuffers][kWarps][TILES * 8][kPitch];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4;
   Run run{0, 0, rows};
-  if (ends) {
+  if constexpr (EXPERTS) {
     pdl_wait();
-    run = run_of_expert<8 * TILES>(ends, num_experts, blockIdx.y);
+    run = run_of_block<8 * TILES>(experts, ends, rows, num_experts);
     if (run.count == 0) return;
   }
   // The lane's two outputs of the 16 from `first` on. The last output stands in for those behind.

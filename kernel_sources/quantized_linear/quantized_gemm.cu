@@ -25,7 +25,6 @@
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/mma.cuh"
 #include "kiln/ptx/store.cuh"
-#include "kiln/rows/runs.cuh"
 #include "kiln/rows/words.cuh"
 #include "quantized_linear/rows.cuh"
 #include "quantized_linear/weights.cuh"

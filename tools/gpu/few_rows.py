@@ -157,6 +157,7 @@ def _kernels(
         scales=scales,
         zeros=None,
         bias=None,
+        expert_of=None,
         ends=None,
         tiles=tiles_for(len(x), 0),
     )

@@ -16,20 +16,20 @@ from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
 _GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
 # "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. Beside codes,
-# "inputs" is rounded up to the next multiple that the kernel takes. "grouped" counts the rows of
-# "experts", which get them at random.
+# "inputs" is rounded up to the next multiple that the kernel takes. Of variants with experts, the
+# rows are "grouped", and "experts" get them at random.
 SIZES: list[Sizes] = [
-    {"rows": 1, "outputs": 16, "inputs": 64},
-    {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8, "zeros": 1},
-    {"rows": 8, "outputs": 12, "inputs": 4200},
-    {"rows": 5, "outputs": 33, "inputs": 333, "bias": 1, "zeros": 1},
-    {"rows": 2, "outputs": 150, "inputs": 200, "gap": 3},
-    {"rows": 4, "outputs": 260, "inputs": 512, "by_row": 1},
-    {"rows": 7, "outputs": 5, "inputs": 3},
-    {"grouped": 21, "outputs": 40, "inputs": 320, "experts": 5, "bias": 1, "zeros": 1, "gap": 8},
-]
+    {"rows": 1, "outputs": 16, "inputs": 64, "grouped": 1, "experts": 1},
+    {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8, "zeros": 1, "grouped": 21,
+     "experts": 5},
+    {"rows": 8, "outputs": 12, "inputs": 4200, "grouped": 3, "experts": 40},
+    {"rows": 5, "outputs": 33, "inputs": 333, "bias": 1, "zeros": 1, "grouped": 37, "experts": 2},
+    {"rows": 2, "outputs": 150, "inputs": 200, "gap": 3, "grouped": 12, "experts": 12},
+    {"rows": 4, "outputs": 260, "inputs": 512, "by_row": 1, "grouped": 6, "experts": 3},
+    {"rows": 7, "outputs": 5, "inputs": 3, "grouped": 50, "experts": 1},
+]  # fmt: skip
 BENCH_SIZES: list[Sizes] = [
-    {"rows": rows, "outputs": outputs, "inputs": inputs}
+    {"rows": rows, "outputs": outputs, "inputs": inputs, "grouped": 8 * rows, "experts": 8}
     for outputs, inputs in (
         *((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)),
         *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -55,14 +55,14 @@ def shape_of_x(variant: Variant, sizes: Sizes) -> tuple[int, int]:
     inputs = -(-sizes["inputs"] // step) * step
     if BITS[variant["weight"]] == 4 and variant["scaled"] == "kByBlock":
         inputs += CHUNK  # one block would be a scale for each output
-    if "grouped" in sizes:
+    if variant["experts"] == "true":
         return sizes["grouped"], inputs
     return sizes["rows"] + TILE_ROWS * (int(variant["tiles"]) - 1), inputs
 
 
-def experts_of(sizes: Sizes) -> int:
+def experts_of(variant: Variant, sizes: Sizes) -> int:
     """Return the experts of a case; 1 without."""
-    return sizes.get("experts", 1)
+    return sizes["experts"] if variant["experts"] == "true" else 1
 
 
 def shape_of_scales(variant: Variant, sizes: Sizes) -> tuple[int, int]:
@@ -88,19 +88,19 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     """
     dtype = DTYPES[variant["scalar_t"]]
     rows, inputs = shape_of_x(variant, sizes)
-    outputs, gap, lead = sizes["outputs"], sizes.get("gap", 0), [experts_of(sizes)]
+    outputs, gap, lead = sizes["outputs"], sizes.get("gap", 0), [experts_of(variant, sizes)]
     wide = inputs + gap * (1 if variant["weight"] == "Plain" else 8)
     x = torch.randn(rows, wide, dtype=torch.float32, device=device).to(dtype)
-    x_scales = ends = None
+    x_scales = expert_of = ends = None
     if variant["input"] == "E4M3":
         x, by_row = _octets(rows, inputs + 16 * gap, device), sizes.get("by_row")
         columns = inputs // BLOCK if variant["scaled"] == "kByBlock" else 1
         x_scales = _scales(rows, columns, device) if by_row else _scales(columns, rows, device).T
     weight, scales, zeros = _weights(variant, sizes, lead[0], device)
     bias = torch.randn(*lead, outputs, device=device).to(dtype) if sizes.get("bias") else None
-    if "grouped" in sizes:
-        experts = torch.randint(0, lead[0], (rows,), device=device)
-        of_each = torch.bincount(experts, minlength=lead[0])
+    if variant["experts"] == "true":
+        expert_of = torch.randint(0, lead[0], (rows,), dtype=torch.int32, device=device).sort()[0]
+        of_each = torch.bincount(expert_of, minlength=lead[0])
         ends = of_each.cumsum(0, dtype=torch.int32)
     else:
         weight = weight[0]
@@ -113,6 +113,7 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         "scales": scales,
         "zeros": zeros,
         "bias": bias,
+        "expert_of": expert_of,
         "ends": ends,
         "tiles": int(variant["tiles"]),
     }

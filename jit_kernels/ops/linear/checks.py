@@ -48,6 +48,7 @@ def variant_of(a: Arguments) -> Variant:
         "input": _format_of(a.x, None),
         "scaled": _scaled(a),
         "tiles": str(a.tiles),
+        "experts": "false" if a.ends is None else "true",
     }
 
 
@@ -79,9 +80,11 @@ def _scaled(a: Arguments) -> str:
 def why_not(a: Arguments) -> str:
     """Return why the kernel cannot multiply; an empty text if it can."""
     rows, size = a.x.shape
-    lead, ends = a.weight.shape[:-2], () if a.ends is None else a.ends.shape
-    if lead != ends:
-        return f"weights {list(a.weight.shape)} and ends {list(ends)} of experts"
+    lead, of_rows = a.weight.shape[:-2], (rows,) if a.weight.dim() > 2 else ()
+    for name, wanted in (("ends", lead), ("expert_of", of_rows)):
+        given = () if getattr(a, name) is None else tuple(getattr(a, name).shape)
+        if given != tuple(wanted):
+            return f"{rows} rows and weights {list(a.weight.shape)}, but {name} {list(given)}"
     most = _MOST_GROUPED if lead else MOST_ROWS
     if not 1 <= rows <= most or not size:
         return f"x is {rows} x {size}; want 1 to {most} rows"

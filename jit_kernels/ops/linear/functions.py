@@ -18,7 +18,7 @@ def skinny_gemm(
     scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    ends: torch.Tensor | None = None,
+    of_experts: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Write x @ weight.T + bias to out [rows, outputs], for 1 to 16 rows, or any with experts.
 
@@ -29,11 +29,12 @@ def skinny_gemm(
     128]. Or weight is of 4 bits, uint8 [outputs, padded inputs / 2] as ``pack_codes`` gives it,
     with scales [outputs, groups] of 32, 64, 128 or all of the padded inputs: float32 of integers,
     with zero points ``zeros`` int16 of the same shape, or None: 8; uint8 of e2m1, exponents of 2,
-    plus 127. ``ends``: int32 [num_experts]; rows are sorted by expert, and those of expert e end at
-    ends[e]. Then all but x, x_scales and out have a dimension of experts in front, and rows behind
-    the last end are left as they are. A result's bits do not
+    plus 127. ``of_experts``: (experts [rows], ends [num_experts]) int32: rows are sorted by expert,
+    and those of expert e end at ends[e]. Then all but x, x_scales and out have a dimension of
+    experts in front, and rows behind the last end are left as they are. A result's bits do not
     depend on the other rows. Raises ValueError.
     """
+    expert_of, ends = of_experts or (None, None)
     call(
         SKINNY_GEMM,
         out=out,
@@ -43,6 +44,7 @@ def skinny_gemm(
         scales=scales,
         zeros=zeros,
         bias=bias,
+        expert_of=expert_of,
         ends=ends,
         tiles=tiles_for(len(x), 0 if ends is None else len(ends)),
     )

@@ -84,17 +84,17 @@ def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     at_once = _BLOCKS_OF_MULTIPROCESSOR // sets * gpu.num_multiprocessors
     if is_small and blocks >= _LEAST_TURNS * at_once:  # so many that all end at about the same time
         blocks = -(-blocks // -(-blocks // at_once))
-    runs, rows = 1, sizes.get("grouped", 0)  # of rows of an expert: at most so many
-    if rows:
-        most = int(variant["tiles"]) * TILE_ROWS
-        runs = min(sizes["experts"], rows) + rows // most
+    runs, rows = 1, sizes.get("grouped", 0)
+    if rows:  # see linear/experts.cuh
+        of_run = int(variant["tiles"]) * TILE_ROWS
+        runs = min(sizes["experts"], rows) + -(-rows // of_run) - 1
     return LaunchGeometry((blocks, runs, 1), (_THREADS, 1, 1))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count every expert's weights; some may have no rows."""
     (rows, size), outputs_ = cases.shape_of_x(variant, sizes), sizes["outputs"]
-    item, experts = DTYPES[variant["scalar_t"]].itemsize, cases.experts_of(sizes)
+    item, experts = DTYPES[variant["scalar_t"]].itemsize, cases.experts_of(variant, sizes)
     bits = cases.BITS[variant["weight"]] or 8 * item
     weights = experts * outputs_ * cases.padded(variant, size) * bits // 8
     of_x = rows * size * (1 if variant["input"] == "E4M3" else item)
@@ -104,7 +104,7 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
     if variant["input"] == "E4M3":
         scales += 4 * rows * max(columns - 1, 1)
     of_bias = experts * outputs_ if sizes.get("bias") else 0
-    places = 4 * experts if "grouped" in sizes else 0
+    places = 4 * (rows + experts) if variant["experts"] == "true" else 0
     moved = weights + of_x + (rows * outputs_ + of_bias) * item + scales + places
     return Cost(moved, 2 * rows * outputs_ * size)
 
@@ -139,7 +139,7 @@ SKINNY_GEMM = KernelSpec(
     parameters=declare(
         outputs("out"),
         inputs("x", "weight"),
-        optional("x_scales", "scales", "zeros", "bias", "ends"),
+        optional("x_scales", "scales", "zeros", "bias", "expert_of", "ends"),
         derived("int64", "x_stride", "weight_stride", "out_stride"),
         derived("int64", "expert_weights"),
         derived("int32", "x_scale_row", "x_scale_column", "expert_scales"),
@@ -151,6 +151,7 @@ SKINNY_GEMM = KernelSpec(
         "scalar_t": [SCALARS[torch.bfloat16], SCALARS[torch.float16]],
         **_FORMATS,
         "tiles": [str(one + 1) for one in range(MOST_TILES)],
+        "experts": ["false", "true"],
     },
     bind=_bind,
     geometry=_geometry,
@@ -163,7 +164,7 @@ SKINNY_GEMM = KernelSpec(
     is_supported=_is_supported,
     is_possible=_is_possible,
     min_arch=80,
-    bench_needs={"scalar_t": "kiln::bf16", "tiles": "1"},
+    bench_needs={"scalar_t": "kiln::bf16", "tiles": "1", "experts": "false"},
     paper="https://arxiv.org/abs/2408.11743",  # weights as the left operand of mma
 )
 SPECS = [SKINNY_GEMM]

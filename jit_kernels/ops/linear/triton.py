@@ -35,9 +35,9 @@ def _values(elements, CODED: tl.constexpr, NATIVE: tl.constexpr, COMPUTE: tl.con
 
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_gemm(  # noqa: PLR0913
-    out, x, weight, x_scales, scales, bias, ends, rows, outputs, inputs, out_stride,
+    out, x, weight, x_scales, scales, bias, expert_of, ends, rows, outputs, inputs, out_stride,
     x_stride, weight_stride, x_scale_row, x_scale_column, scale_columns, sharing, num_experts,
-    expert_weights, expert_scales, GROUPED: tl.constexpr, EXPERTS: tl.constexpr,
+    expert_weights, expert_scales, GROUPED: tl.constexpr,
     CODED: tl.constexpr, X_CODED: tl.constexpr, BY_BLOCK: tl.constexpr, BIAS: tl.constexpr,
     NATIVE: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr,
@@ -47,9 +47,7 @@ def _skinny_gemm(  # noqa: PLR0913
     if GROUPED:
         row = tl.program_id(1)
         rows = tl.minimum(row + 1, tl.load(ends + num_experts - 1))
-        own_end = tl.arange(0, EXPERTS)
-        upto = tl.load(ends + own_end, mask=own_end < num_experts, other=row + 1)
-        expert = tl.minimum(tl.sum((upto <= row).to(tl.int64)), num_experts - 1)
+        expert = tl.load(expert_of + row, mask=row < rows, other=0).to(tl.int64)
         weight += expert * expert_weights
         scales += expert * expert_scales
         bias += expert * outputs
@@ -103,11 +101,11 @@ def _launch(a: Arguments, compute: Any) -> None:
         a.out, a.x.view(torch.uint8) if x_coded else a.x,
         a.weight.view(torch.uint8) if coded else a.weight,
         x_scales, scales, a.out if a.bias is None else a.bias,
-        a.ends if grouped else a.out, rows, outputs, inputs,
+        *((a.expert_of, a.ends) if grouped else (a.out, a.out)), rows, outputs, inputs,
         a.out.stride(0), a.x.stride(0), a.weight.stride(-2), *x_scales.stride(), scales.shape[-1],
         1 if scales.shape[-2] == outputs else BLOCK, len(a.weight), a.weight.stride(0),
         scales.stride(0),
-        GROUPED=grouped, EXPERTS=triton.next_power_of_2(len(a.ends)) if grouped else 1,
+        GROUPED=grouped, 
         CODED=coded, X_CODED=x_coded, BY_BLOCK=coded and scales.shape[-1] > 1,
         BIAS=a.bias is not None, NATIVE=coded and a.out.is_cuda and _converts_codes(),
         COMPUTE=compute, ROWS=_ROWS, OUTPUTS=size, STEP=BLOCK, num_stages=4,
