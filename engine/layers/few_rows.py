@@ -153,8 +153,7 @@ def multiplies_experts(form: str, weight: torch.Tensor, dtype: torch.dtype, rows
         return False
     if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": SCALARS[dtype]}):
         return False
-    experts, _, inputs = weight.shape
-    return _is_unlimited(device) or rows <= limits_on(device).rows_of_experts(form, experts, inputs)
+    return _is_unlimited(device) or rows <= limits_on(device).rows_of_experts(form, len(weight))
 
 
 def describe_product(form: str, weight: torch.Tensor, others: str) -> str:

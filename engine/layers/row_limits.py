@@ -40,18 +40,17 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows that an expert has on average, and the fewest inputs, which count bytes
-# where a byte holds several.
-_OF_EXPERTS: Mapping[str, tuple[int, int]] = MappingProxyType(
+# By form: the most rows that an expert has on average. For more, torch or quantized_gemm is as fast.
+_OF_EXPERTS: Mapping[str, int] = MappingProxyType(
     {
-        "DenseWeight": (1, 0),
-        "ChannelWeight": (32, 0),
-        "TokenWeight": (32, 0),
-        "StaticWeight": (32, 0),
-        "BlockWeight": (32, 0),
-        "BlockGroupWeight": (32, 0),
-        "Group4Weight": (2, 768),  # quantized_gemm is as fast for more rows and fewer inputs
-        "MXFP4Weight": (4, 768),
+        "DenseWeight": 4,
+        "ChannelWeight": 32,
+        "TokenWeight": 32,
+        "StaticWeight": 32,
+        "BlockWeight": 32,
+        "BlockGroupWeight": 32,
+        "Group4Weight": 16,
+        "MXFP4Weight": 32,
     }
 )
 _BUILT_IN_GPUS = re.compile(r"\bG?H[12]00\b")  # in the name of a GPU
@@ -101,10 +100,9 @@ class RowLimits:
         steps = BUILT_IN.get(product.form, ()) if self.built_in else ()
         return next((rows for most, rows in steps if num_bytes <= most), 0)
 
-    def rows_of_experts(self, form: str, experts: int, inputs: int) -> int:
+    def rows_of_experts(self, form: str, experts: int) -> int:
         """Return the most rows of the products of so many experts, of all together."""
-        most, fewest_inputs = _OF_EXPERTS.get(form, (0, 0))
-        return most * experts if self.built_in and inputs >= fewest_inputs else 0
+        return _OF_EXPERTS.get(form, 0) * experts if self.built_in else 0
 
 
 @cache

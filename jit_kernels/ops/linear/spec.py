@@ -46,7 +46,7 @@ _FORMATS = MappingProxyType(
         "scaled": ["kNone", "kByOutput", "kByBlock", "kBy64", "kBy32"],
     }
 )
-_BLOCKS_OF_MULTIPROCESSOR, _LEAST_TURNS = 2, 3
+_BLOCKS_OF_MULTIPROCESSOR, _LEAST_TURNS, _GROUPED_TURNS = 2, 3, 4
 
 
 def _bind(a: Arguments) -> Bound:
@@ -78,16 +78,22 @@ def _bind(a: Arguments) -> Bound:
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    is_small = cases.BITS[variant["weight"]] == 4
-    sets = int(variant["tiles"])
-    blocks = -(-sizes["outputs"] // (_OUTPUTS * sets))
-    at_once = _BLOCKS_OF_MULTIPROCESSOR // sets * gpu.num_multiprocessors
-    if is_small and blocks >= _LEAST_TURNS * at_once:  # so many that all end at about the same time
+    """Return blocks of 16 outputs for each tile of rows, or fewer that go on to further outputs.
+
+    That saves the time in which a block has nothing to multiply yet. It pays off with experts, and
+    with blocks of 4-bit codes that are so many that all end at about the same time.
+    """
+    tiles, rows = int(variant["tiles"]), sizes.get("grouped", 0)
+    blocks = -(-sizes["outputs"] // (_OUTPUTS * tiles))
+    at_once = _BLOCKS_OF_MULTIPROCESSOR // tiles * gpu.num_multiprocessors
+    runs, likely = 1, 1  # of rows of experts; see linear/experts.cuh
+    if rows:
+        likely = min(sizes["experts"], rows)
+        runs = likely + -(-rows // (tiles * TILE_ROWS)) - 1
+        at_once = -(-_GROUPED_TURNS * at_once // likely)
+    is_short = cases.BITS[variant["weight"]] == 4
+    if rows or (is_short and blocks >= _LEAST_TURNS * at_once):
         blocks = -(-blocks // -(-blocks // at_once))
-    runs, rows = 1, sizes.get("grouped", 0)
-    if rows:  # see linear/experts.cuh
-        of_run = int(variant["tiles"]) * TILE_ROWS
-        runs = min(sizes["experts"], rows) + -(-rows // of_run) - 1
     return LaunchGeometry((blocks, runs, 1), (_THREADS, 1, 1))
 
 
