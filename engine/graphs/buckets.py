@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_WASTE = 0.125  # most of a bucket's rows that are padding, if a batch is not smaller than one
-_SKINNY_ROWS = 16  # the kernel skinny_gemm multiplies up to so many rows
+_TILE_ROWS = (16, 32, 64, 128)  # of skinny_gemm, quantized_gemm and most products of torch
 _COARSE, _MULTIPLE = 512, 64  # tokens: behind the first, buckets are multiples of the second
 
 
@@ -11,15 +11,14 @@ def decode_buckets(most: int) -> tuple[int, ...]:
     """Return sizes from 1 to ``most`` rows, at most an eighth of each being padding.
 
     Each bucket is the largest that wastes no more for a batch of one row more than the bucket
-    before. One bucket has exactly as many rows as skinny_gemm takes: with a few rows of padding
-    more, a step could not use it. Up to 256 rows that gives 30 buckets.
+    before. Kernels multiply 16, 32, 64 or 128 rows at a time, so there are buckets of exactly as
+    many: a row of padding more would take nearly twice the time. Up to 256 rows that gives 32.
     """
     sizes = [0]
     while sizes[-1] < most:
         largest = int((sizes[-1] + 1) / (1 - MAX_WASTE) + 1e-9)
-        if sizes[-1] < _SKINNY_ROWS < largest:
-            largest = _SKINNY_ROWS
-        sizes.append(min(largest, most))
+        tiles = (rows for rows in _TILE_ROWS if sizes[-1] < rows < largest)
+        sizes.append(min(next(tiles, largest), most))
     return tuple(sizes[1:])
 
 

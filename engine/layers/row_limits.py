@@ -40,7 +40,7 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows that an expert has on average. For more, torch or quantized_gemm is as fast.
+# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast.
 _OF_EXPERTS: Mapping[str, int] = MappingProxyType(
     {
         "DenseWeight": 4,

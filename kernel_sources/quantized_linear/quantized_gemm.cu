@@ -62,7 +62,7 @@ KILN_FN int lane() { return threadIdx.x % 32; }
 KILN_FN int own_output() { return threadIdx.x / 32 * 32 + lane() / 4; }
 
 // Add a lane's part of the products of kWords words of codes for each output.
-constexpr int kSteps = GROUP == 32 || (GROUP > 0 && kStages < 3) ? 4 : 2, kWords = 4 / kSteps;
+constexpr int kSteps = GROUP == 32 ? 4 : GROUP == 64 || kStages < 3 ? 2 : 1, kWords = 4 / kSteps;
 KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)[4],
                       const unsigned char* x, int step) {
 #pragma unroll

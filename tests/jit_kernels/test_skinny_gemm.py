@@ -15,7 +15,11 @@ from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.template import render
 
-NEEDS = {"tiles": "2", **at_depth({"scalar_t": "kiln::bf16"}, {})}  # for 16 rows
+NEEDS = {
+    "tiles": "2",
+    "experts": "false",
+    **at_depth({"scalar_t": "kiln::bf16"}, {}),
+}  # for 16 rows
 FORMATS = list(SKINNY_GEMM.variants(NEEDS))
 _OF_OUTPUTS = ("weight", "scales", "zeros", "bias")
 of_every_format = pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.runner.capture import FEW_ROWS, MOST_PREFILL_TOKENS, graph_keys
 from kiln.jit_kernels.ops.linear.checks import MOST_ROWS
+from kiln.jit_kernels.ops.quantized_linear import cases
 
 MOST = range(1, 1025)
+TILES = {MOST_ROWS, cases.FEW_ROWS, cases.MANY_ROWS, 2 * cases.MANY_ROWS}
 
 
 def test_at_most_an_eighth_of_a_decode_step_is_padding():
@@ -36,14 +38,14 @@ def test_the_largest_decode_bucket_is_the_largest_step():
 def test_there_are_no_more_decode_buckets_than_the_bound_needs():
     """A bucket one row larger would waste more than an eighth for the first batch in it."""
     sizes = decode_buckets(1024)
-    assert len(decode_buckets(256)) == 30
+    assert len(decode_buckets(256)) == 32
     for before, size in pairwise((0, *sizes[:-1])):
-        assert 8 * (size - before) > size + 1 or size == MOST_ROWS
+        assert 8 * (size - before) > size + 1 or size in TILES
 
 
-def test_products_of_few_rows_have_a_bucket_of_all_that_they_take():
-    for most in range(MOST_ROWS, 1025):
-        assert MOST_ROWS in decode_buckets(most)
+def test_tiles_of_rows_that_kernels_multiply_have_a_bucket_each():
+    for most in range(1, 1025):
+        assert {rows for rows in TILES if rows <= most} <= {*decode_buckets(most)}
 
 
 def test_token_buckets_ascend_and_cover_every_step():
