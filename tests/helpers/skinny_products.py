@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ def random_products(variant: Variant, count: int) -> Iterator[tuple[Arguments, r
     """
     chance = random.Random(str(sorted(variant.items())))
     for number in range(count):
-        inputs = chance.choice((chance.randint(1, 300), 8 * chance.randint(1, 300), 2200))
+        inputs = chance.choice((chance.randint(1, 300), 8 * chance.randint(1, 300), 2200, 4200))
         sizes = {"rows": 8, "outputs": chance.randint(1, 50), "inputs": inputs}
         sizes |= {
             "gap": chance.choice((0, 3, 8)),
@@ -69,22 +70,24 @@ def _cancelling(a: Arguments) -> Arguments:
 
 
 def alone(
-    unit_of: Callable[..., Unit], kernels: Sequence[str], seed: int, *, scaled: str
+    unit_of: Callable[..., Unit], kernels: Sequence[str], seed: int, *, needs: Mapping[str, str]
 ) -> str | None:
     """Multiply 16 rows together and one of them alone; return whose bits differ."""
-    spec, needs = SKINNY_GEMM, {"scaled": scaled, "input": "Plain", "experts": "false"}
-    one, two = (next(spec.variants({**needs, "tiles": tiles})) for tiles in ("1", "2"))
+    spec = SKINNY_GEMM
+    every = {"input": "Plain", "experts": "false", **needs}
+    one, two = (next(spec.variants({**every, "tiles": tiles})) for tiles in ("1", "2"))
     for a, chance in random_products(two, 12):
         row = chance.randrange(len(a.x))
         own = a._replace(x=a.x[row : row + 1], out=a.out[row : row + 1].clone(), tiles=1)
         for variant, arguments in ((one, own), (two, a)):
-            host.launch(_built(unit_of, variant), spec, arguments, seed=seed)
+            host.launch(built(unit_of, variant), spec, arguments, seed=seed)
         if not torch.equal(own.out.view(torch.int16), a.out[row : row + 1].view(torch.int16)):
             return f"row {row} of {tuple(a.x.shape)} has other bits alone"
     return None
 
 
-def _built(unit_of: Callable[..., Unit], variant: Variant) -> HostKernel:
+def built(unit_of: Callable[..., Unit], variant: Variant) -> HostKernel:
+    """Compile a variant under the checker, with the source that ``unit_of`` renders."""
     spec, name = SKINNY_GEMM, label(SKINNY_GEMM, variant)
     unit = unit_of(spec, variant)
     return host.build(unit, spec.entry, spec.c_types, name=name, checked=True, env=settings())
@@ -97,15 +100,27 @@ def chained(unit_of: Callable[..., Unit], kernels: Sequence[str], seed: int) -> 
     torch.manual_seed(seed)
     ahead, second = (spec.make_arguments(variant, _CHAINED, "cpu") for _ in range(2))
     second = second._replace(x=ahead.out)
-    built = _built(unit_of, variant)
+    kernel = built(unit_of, variant)
     world = World(checked=True, seed=seed)
     for a in (ahead, second):
         bound = spec.bind(a)
         geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
-        world.enqueue(0, built, geometry, spec.kernel_values(a, bound), overlaps=True)
+        world.enqueue(0, kernel, geometry, spec.kernel_values(a, bound), overlaps=True)
     try:
         world.run()
     except HostFault as fault:
         return str(fault)
     parity = error_of(spec, variant, second, expected(spec, second))
     return None if parity.holds else f"wrong result: error {parity.error:.3g}"
+
+
+def planted(scaled: str, name: str, old: str, new: str, *more: Any) -> dict[str, Any]:
+    """Return arguments of Fault; ``more``: cases, and values of the variant or other arguments."""
+    fault: dict[str, Any] = {"kernel": "skinny_gemm", "name": name, "old": old, "new": new}
+    needs = {"scalar_t": "kiln::bf16", "scaled": scaled, "tiles": "1", "experts": "false"}
+    for one in more:
+        if isinstance(one, list):
+            fault["sizes"] = one
+        else:
+            (needs if one.keys() <= SKINNY_GEMM.params.keys() else fault).update(one)
+    return {**fault, "needs": needs}

@@ -17,7 +17,8 @@ BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
 _GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
 # "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. Beside codes,
 # "inputs" is rounded up to the next multiple that the kernel takes. Of variants with experts, the
-# rows are "grouped", and "experts" get them at random.
+# rows are "grouped", and "experts" get them at random. 390 outputs are so many that blocks of the
+# simulated GPU go on to further ones of 4-bit codes.
 SIZES: list[Sizes] = [
     {"rows": 1, "outputs": 16, "inputs": 64, "grouped": 1, "experts": 1},
     {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8, "zeros": 1, "grouped": 21,
@@ -25,7 +26,8 @@ SIZES: list[Sizes] = [
     {"rows": 8, "outputs": 12, "inputs": 4200, "grouped": 3, "experts": 40},
     {"rows": 5, "outputs": 33, "inputs": 333, "bias": 1, "zeros": 1, "grouped": 37, "experts": 2},
     {"rows": 2, "outputs": 150, "inputs": 200, "gap": 3, "grouped": 12, "experts": 12},
-    {"rows": 4, "outputs": 260, "inputs": 512, "by_row": 1, "grouped": 6, "experts": 3},
+    {"rows": 4, "outputs": 390, "inputs": 512, "bias": 1, "zeros": 1, "by_row": 1, "grouped": 6,
+     "experts": 3},
     {"rows": 7, "outputs": 5, "inputs": 3, "grouped": 50, "experts": 1},
 ]  # fmt: skip
 BENCH_SIZES: list[Sizes] = [

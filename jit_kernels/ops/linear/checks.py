@@ -79,12 +79,12 @@ def _scaled(a: Arguments) -> str:
 
 def why_not(a: Arguments) -> str:
     """Return why the kernel cannot multiply; an empty text if it can."""
+    if a.x.dim() != 2 or a.weight.dim() < 2:
+        return f"x {list(a.x.shape)} and weight {list(a.weight.shape)} are not of rows"
     rows, size = a.x.shape
-    lead, of_rows = a.weight.shape[:-2], (rows,) if a.weight.dim() > 2 else ()
-    for name, wanted in (("ends", lead), ("expert_of", of_rows)):
-        given = () if getattr(a, name) is None else tuple(getattr(a, name).shape)
-        if given != tuple(wanted):
-            return f"{rows} rows and weights {list(a.weight.shape)}, but {name} {list(given)}"
+    if problem := _why_no_experts(a):
+        return problem
+    lead = a.weight.shape[:-2]
     most = _MOST_GROUPED if lead else MOST_ROWS
     if not 1 <= rows <= most or not size:
         return f"x is {rows} x {size}; want 1 to {most} rows"
@@ -100,7 +100,22 @@ def why_not(a: Arguments) -> str:
         a.bias.is_contiguous() and a.bias.shape == (*lead, *a.out.shape[1:])
     ):
         return f"bias {list(a.bias.shape)} is not contiguous, or not of {list(a.weight.shape[:-1])}"
+    if a.bias is not None and a.bias.dtype != a.out.dtype:
+        return f"bias of {a.bias.dtype} beside out of {a.out.dtype}"
     return _why_no_codes(a, size)
+
+
+def _why_no_experts(a: Arguments) -> str:
+    """Return what is wrong with the experts of rows; an empty text if nothing is."""
+    lead, of_rows = a.weight.shape[:-2], (len(a.x),) if a.weight.dim() > 2 else ()
+    for name, wanted in (("ends", lead), ("expert_of", of_rows)):
+        one = getattr(a, name)
+        given = () if one is None else tuple(one.shape)
+        if given != tuple(wanted) or (one is not None and (len(given) != 1 or not given[0])):
+            return f"{len(a.x)} rows and weights {list(a.weight.shape)}, but {name} {list(given)}"
+        if one is not None and (one.dtype != torch.int32 or not one.is_contiguous()):
+            return f"{name} of {one.dtype}; want contiguous torch.int32"
+    return ""
 
 
 def _why_no_codes(a: Arguments, size: int) -> str:
@@ -114,8 +129,12 @@ def _why_no_codes(a: Arguments, size: int) -> str:
         return f"codes in {list(coded)} and scales of {[name for name in scaled if scaled[name]]}"
     if a.zeros is not None and (a.weight.dtype != torch.uint8 or a.zeros.shape != a.scales.shape):
         return f"zeros {list(a.zeros.shape)} beside weights of {a.weight.dtype}"
+    if a.zeros is not None and a.zeros.dtype != torch.int16:
+        return f"zeros of {a.zeros.dtype}; want torch.int16"
     if not coded:
         return ""
+    if problem := _why_no_scales(a, size):
+        return problem
     for name in ("x", "weight"):
         if not is_aligned(getattr(a, name)):
             return f"beside codes, rows of {name} do not begin and end at multiples of 16 bytes"
@@ -126,16 +145,40 @@ def _why_no_codes(a: Arguments, size: int) -> str:
     if a.weight.dtype == torch.uint8:
         return _why_no_groups(a)
     step = BLOCK if a.scales.shape[-1] > 1 else BLOCK // 2
-    return f"codes in rows of {size}; want a multiple of {step}" if size % step else ""
+    if size % step:
+        return f"codes in rows of {size}; want a multiple of {step}"
+    return _why_no_scales_of_x(a, size) if "x" in coded else ""
+
+
+def _why_no_scales(a: Arguments, size: int) -> str:
+    """Return what is wrong with dtypes and shapes of scales; an empty text if nothing is."""
+    outputs, is_small = a.weight.shape[-2], a.weight.dtype == torch.uint8
+    rows = (outputs,) if is_small else (outputs, -(-outputs // BLOCK))
+    dtypes = (torch.float32, torch.uint8) if is_small else (torch.float32,)
+    *lead, of_outputs, columns = a.scales.shape if a.scales.dim() > 1 else (0, 0)
+    fits = lead == list(a.weight.shape[:-2]) and of_outputs in rows and columns
+    if not fits or a.scales.dtype not in dtypes or (not is_small and 1 < columns < size // BLOCK):
+        of_what = f"weights {list(a.weight.shape)} of {a.weight.dtype}"
+        return f"scales {list(a.scales.shape)} of {a.scales.dtype} beside {of_what}"
+    return ""
+
+
+def _why_no_scales_of_x(a: Arguments, size: int) -> str:
+    """Return what is wrong with the scales of x; an empty text if nothing is."""
+    wanted = (len(a.x), size // BLOCK if a.scales.shape[-1] > 1 else 1)
+    if a.x_scales.shape == wanted and a.x_scales.dtype == torch.float32:
+        return ""
+    of_scales = f"x_scales {list(a.x_scales.shape)} of {a.x_scales.dtype}"
+    return f"{of_scales}; want {list(wanted)} of torch.float32"
 
 
 def _why_no_groups(a: Arguments) -> str:
     """Return what is wrong with the groups of 4-bit codes; an empty text if nothing is."""
-    *_, outputs, columns = a.scales.shape
+    outputs, columns = a.scales.shape[-2:]
     whole, is_e2m1 = inputs_of(a.weight), a.scales.dtype == torch.uint8
     group = whole // columns
     known = group in ((32,) if is_e2m1 else _SCALED) or (columns == 1 and not is_e2m1)
-    if outputs != a.weight.shape[-2] or whole % columns or not known or len(a.x.shape) != 2:
+    if whole % columns or not known:
         return f"scales {list(a.scales.shape)} of {outputs} x {whole} codes of 4 bits"
     if a.x.dtype == _FP8 or (is_e2m1 and a.zeros is not None):
         return f"codes of 4 bits beside x of {a.x.dtype}, or e2m1 with zero points"
