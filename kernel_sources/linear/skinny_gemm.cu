@@ -9,9 +9,9 @@
 // Strides are counted in elements of the tensor. With codes, rows of weight and x begin and end at
 // multiples of 16 bytes. Rows of e4m3 have a multiple of 64 elements, of 128 if SCALED = kByBlock;
 // those of 4-bit codes have zeros up to a multiple of 128. Other tensors may have any alignment.
-// EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are sorted
-// by expert: experts [rows] has that of each, and those of expert e end at ends[e]. Rows behind the
-// last end are neither read nor written.
+// EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are
+// sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
+// behind the last end are neither read nor written.
 // Work split: a block computes 16 outputs, with experts for up to 8 * TILES rows of one of them. Its
 // 16 warps take turns: each multiplies 128 bytes of every row at a time, or 64 of 4-bit codes. The
 // sums of the warps are added in a fixed order. The bits of a result depend on its row of x, its
@@ -189,7 +189,7 @@ struct Scales {
 extern "C" __global__ void __launch_bounds__(512, kiln::kBlocks)
 skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_scales,
             const kiln::Scale* scales, const short* zeros, const SCALAR_T* bias,
-            const int32_t* experts, const int32_t* ends, int64_t x_stride, int64_t weight_stride,
+            const int32_t* expert_of, const int32_t* ends, int64_t x_stride, int64_t weight_stride,
             int64_t out_stride, int64_t expert_weights, int32_t x_scale_row,
             int32_t x_scale_column, int32_t expert_scales, int32_t rows, int32_t outputs,
             int32_t inputs, int32_t scale_columns, int32_t outputs_log2, int32_t num_experts,
@@ -201,7 +201,7 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   Run run{0, 0, rows};
   if constexpr (EXPERTS) {
     pdl_wait();
-    run = run_of_block<8 * TILES>(experts, ends, rows, num_experts);
+    run = run_of_block<8 * TILES>(expert_of, ends, rows, num_experts);
     if (run.count == 0) return;
   }
   // The lane's two outputs of the 16 from `first` on. The last output stands in for those behind.

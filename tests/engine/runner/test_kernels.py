@@ -36,7 +36,7 @@ PLAIN = {
     "skinny_gemm": 2,
 }  # fmt: skip
 PREFILL = {"sm_80": {"paged_prefill": 1}, "sm_90a": {"paged_prefill_wgmma": 1}}
-ROUTING = {"route_tokens": 1, "align_tokens": 1}
+ROUTING = {"route_tokens": 1, "align_tokens": 1, "skinny_gemm": 4}
 
 
 @pytest.fixture
