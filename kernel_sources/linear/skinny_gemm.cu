@@ -12,11 +12,12 @@
 // EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are
 // sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
 // behind the last end are neither read nor written.
-// Work split: a block computes 16 outputs, with experts for up to 8 * TILES rows of one of them. Its
-// 16 warps take turns: each multiplies 128 bytes of every row at a time, or 64 of 4-bit codes. The
-// sums of the warps are added in a fixed order. The bits of a result depend on its row of x, its
-// output's weights, `inputs` and the formats; they do not depend on the other rows, on the number
-// of outputs, on TILES, or on experts.
+// Work split: a block computes 16 * TILES outputs, with experts for up to 8 * TILES rows of one of
+// them, and goes on to those that are gridDim.x blocks further. Its 16 warps take turns: each
+// multiplies 128 bytes of every row at a time, or 64 of 4-bit codes. The sums of the warps are added
+// in a fixed order. The bits of a result depend on its row of x, its output's weights, `inputs` and
+// the formats; they do not depend on the other rows, on the number of outputs, on TILES, on the
+// grid, or on experts.
 // Memory: weights never change, so they are loaded before the kernel ahead has ended, unless that
 // says which expert. Loads go straight into registers; shared memory holds the sums of the warps.
 // Compile-time parameters (jit_kernels/ops/linear/spec.py): SCALAR_T, WEIGHT, INPUT, SCALED, TILES,
