@@ -293,7 +293,7 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
         xs[n] += kStep;
       }
     }
-    start(first + gridDim.x * kOutputs);
+    if (first + gridDim.x * kOutputs < outputs) start(first + gridDim.x * kOutputs);
 #pragma unroll
     for (int s = 0; s < kSets; ++s)
 #pragma unroll

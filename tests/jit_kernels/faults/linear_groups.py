@@ -107,7 +107,7 @@ _IN_EXACT = [
 _FURTHER = [
     ("blocks that do not go on", "first += gridDim.x * kOutputs, buffer",
      "first += outputs, buffer"),
-    ("the first chunks of further outputs not loaded", "    start(first + gridDim.x * kOutputs);\n",
+    ("the first chunks of further outputs not loaded", "    if (first + gridDim.x * kOutputs < outputs) start(first + gridDim.x * kOutputs);\n",
      ""),
     ("the first chunks of the next block's outputs", "start(first + gridDim.x * kOutputs)",
      "start(first + kOutputs)"),
