@@ -69,7 +69,9 @@ def stacked(make: Callable[[], Weight], count: int) -> tuple[Weight, Sequence[We
     return type(each[0])(*together), each
 
 
-def error_of(weight: Weight, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> float:
+def error_of(
+    weight: Weight, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+) -> float:
     """Return the largest error of a row, relative to its length, against float64."""
     wide = weight.activations(x.float()).double()
     exact = wide @ weight.dequantized(slice(None), torch.float32).double().T

@@ -19,8 +19,7 @@ INT4 = at_depth(
     [(group, zeros) for group in INPUTS for zeros in (False, True)],
 )
 FORMS = {
-    f"int4 {group}{', zero points' * zeros}": (group, zeros, INPUTS[group])
-    for group, zeros in INT4
+    f"int4 {group}{', zero points' * zeros}": (group, zeros, INPUTS[group]) for group, zeros in INT4
 } | {"mxfp4": (288,)}
 # What no kernel reads is dequantised, whatever the rows are.
 OTHERS = {

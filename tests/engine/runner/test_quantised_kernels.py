@@ -127,9 +127,9 @@ def test_warm_up_lists_the_products_of_a_model(folder_of, environment, capsys, n
     assert {one for one in listed if one.startswith(("skinny_gemm", "quantized_gemm"))} == own
 
 
-# Formats, and whether of experts, that skinny_gemm is loaded for and no layer has: formats and kinds
-# of layers are not told apart by each other. And the rows of a block of quantized_gemm that no call
-# has: skinny_gemm multiplies as few rows of experts.
+# What is loaded and never called. Of skinny_gemm: formats, and whether of experts, as a model's
+# needs list both without saying which go together. Of quantized_gemm: the rows of a block, as
+# skinny_gemm takes products of experts with so few.
 UNCALLED = {
     "awq": (set(), set()),
     "ct-int4-group-32-asymmetric": ({("Plain", "true")}, set()),
