@@ -12,6 +12,7 @@ import pytest
 import torch
 from depth import at_depth
 from emulated_models import Emulated
+from packed_gpt_oss import save_packed
 
 from kiln import LLM, SamplingParams
 from kiln.jit_kernels import implementations
@@ -27,15 +28,18 @@ CHECKPOINTS = {  # packer, or None for plain weights, and what the kernel then r
     "plain": (None, {"Plain"}),
     "fp8 channel": ("ct-float-quantized-float-channel-token", {"Plain", "E4M3"}),
     "fp8 block": ("fp8-blocks", {"Plain", "E4M3"}),
+    "int4": ("awq-32", {"Plain", "U4"}),
 }
 CASES = [(name, "llama", "bfloat16") for name in CHECKPOINTS] + at_depth(
-    [], [(name, "llama", "float16") for name in CHECKPOINTS] + [("plain", "qwen3-moe", "bfloat16")]
+    [],
+    [(name, "llama", "float16") for name in CHECKPOINTS]
+    + [(name, "qwen3-moe", "bfloat16") for name in ("plain", "int4")],
 )
 
 
 @pytest.fixture
 def products(monkeypatch):
-    """The rows and the format of the weights of each product by the kernel."""
+    """The rows of each product by the kernel, the format of its weights, and whether of experts."""
     found, decide = [], implementations._decide
 
     def recording(spec, variant, device):
@@ -44,7 +48,7 @@ def products(monkeypatch):
             return made
 
         def run(a, bound):
-            found.append((len(a.x), bound.variant["weight"]))
+            found.append((len(a.x), bound.variant["weight"], a.ends is not None))
             made.run(a, bound)
 
         return dataclasses.replace(made, run=run)
@@ -56,7 +60,8 @@ def products(monkeypatch):
 @pytest.fixture
 def serve(environment):
     def make(folder, dtype, linear, **flags):
-        environment(KILN_CPU_KERNELS="host", KILN_LINEAR=linear)
+        by_torch = {"KILN_QUANTIZED_LINEAR": "torch"} if linear == "torch" else {}
+        environment(KILN_CPU_KERNELS="host", KILN_LINEAR=linear, **by_torch)
         sizes = {"max_model_len": 32, "num_kv_blocks": 64, **flags}
         return LLM(str(folder), device="cpu", dtype=dtype, **sizes)
 
@@ -104,22 +109,38 @@ def test_tokens_are_those_of_torch_and_bits_those_of_a_request_alone(
 ):
     packer, formats = CHECKPOINTS[name]
     made = quantised(packer or "fp8-blocks", family)
+    model = Emulated(made, rounds=packer is not None)
     folder = made.folder if packer else made.twin
+    check(serve, products, folder, dtype, model.logprobs)
+    assert {weight for _, weight, _ in products} == formats
+
+
+def test_experts_of_4_bits_too(serve, products, tmp_path):
+    logits = save_packed(tmp_path)
+    check(
+        serve, products, tmp_path, "bfloat16",
+        lambda ids: logits(torch.tensor(ids), 32).double().log_softmax(-1),
+    )  # fmt: skip
+    assert {(weight, grouped) for _, weight, grouped in products} == {
+        ("Plain", False), ("E2M1", True),
+    }  # fmt: skip
+
+
+def check(serve, products, folder, dtype, logprobs):
+    """Compare answers with those of torch, and with the exact ``logprobs`` of tokens."""
     llm = serve(folder, dtype, "jit", max_num_batched_tokens=MOST_ROWS)
     together = ask(llm, PROMPTS)
-    assert max(rows for rows, _ in products) == MOST_ROWS
+    assert max(rows for rows, _, grouped in products if not grouped) == MOST_ROWS
     for count in at_depth((1, 5), (1, 2, 3, 7, 8, 9, 12, 15)):
         first = MOST_ROWS - count
         few = ask(llm, PROMPTS[first:])
         assert [bits(one) for one in few] == [bits(one) for one in together[first:]]
-    assert {weight for _, weight in products} == formats
 
-    products.clear()
+    before = len(products)
     by_torch = as_prompts(serve(folder, dtype, "torch"), together)
-    assert not products
-    model = Emulated(made, rounds=packer is not None)
+    assert len(products) == before
     exact = [
-        model.logprobs(prompt + chosen(one))[len(prompt) - 1 : -1]
+        logprobs(prompt + chosen(one))[len(prompt) - 1 : -1]
         for prompt, one in zip(PROMPTS, together, strict=True)
     ]
     wanted = torch.cat(exact)
@@ -129,10 +150,14 @@ def test_tokens_are_those_of_torch_and_bits_those_of_a_request_alone(
     usual = torch.tensor([*map(error, others, wanted)])
     assert errors.median() <= WORSE * usual.median()
     assert errors.max() <= WORST * usual.max()
+    check_tokens(together, wanted, others, CLEAR * usual.median())
 
+
+def check_tokens(together, wanted, others, clear):
+    """Compare tokens whose log-probability is so clear that rounding does not matter."""
     tokens = torch.tensor([token for one in together for token in chosen(one)])
     best = wanted.topk(2).values
-    sure = best[:, 0] - best[:, 1] > CLEAR * usual.median()
+    sure = best[:, 0] - best[:, 1] > clear
     assert sure.sum() >= 5
     assert torch.equal(tokens[sure], wanted.argmax(1)[sure])
     of_torch = [max(entries, key=lambda one: entries[one].logprob) for entries in others]

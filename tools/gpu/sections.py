@@ -30,7 +30,7 @@ class Section:
 
 SECTIONS = {
     # The oracle of attention of 2,048 tokens over 10,240 holds 2.7 float64 tensors of 5 GiB.
-    "kernel_parity": Section("gpu.kernels", "parity", 200, 174, 15, True, shares=4),
+    "kernel_parity": Section("gpu.kernels", "parity", 200, 140, 15, True, shares=4),
     # Test sizes alone; the host compiler runs up to eight times at once.
     "host_equals_gpu": Section("gpu.agreement", "host_equals_gpu", 90, 54, 3, True, cores=8),
     "batch_invariance": Section("gpu.invariance", "batch_invariance", 90, 28, 4, True),
@@ -42,11 +42,11 @@ SECTIONS = {
     "memory_after_close": Section("gpu.closing", "memory_after_close", 100, 26, 4, True),
     "kernel_builds": Section("gpu.builds", "builds", 60, 12, 1),
     "kernel_loading": Section("gpu.loading", "loading", 60, 10, 1),
-    "kernel_launch": Section("gpu.kernels", "launch_overhead", 60, 31, 4),
+    "kernel_launch": Section("gpu.kernels", "launch_overhead", 60, 23, 4),
     # Attention over 2 GiB of keys and values, two copies of them, and what torch gathers of both;
     # torch keeps what other cases have freed.
-    "kernel_timing": Section("gpu.kernels", "timing", 200, 195, 52),
-    "decode_beside_copy": Section("gpu.beside_copy", "decode_beside_copy", 60, 15, 7),
+    "kernel_timing": Section("gpu.kernels", "timing", 200, 179, 52),
+    "decode_beside_copy": Section("gpu.beside_copy", "decode_beside_copy", 60, 12, 7),
     "sampling_steps": Section("gpu.sampling_steps", "sampling_steps", 70, 19, 3),
     # 1.2 GiB of weights, small pools, and graphs.
     "steps_ahead": Section("gpu.steps_ahead", "steps_ahead", 60, 15, 5),
@@ -54,17 +54,20 @@ SECTIONS = {
     "weight_loading": Section("gpu.weight_loading", "weight_loading", 150, 45, 36, cores=8),
     # An 8B: 15 GiB of weights, 14 of keys and values, 5 of 64 adapters, steps of 4,096 tokens.
     "lora_steps": Section("gpu.lora_steps", "lora_steps", 100, 56, 46),
-    "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100, 48, 2),
-    "all_reduce_latency": Section("gpu.all_reduce", "latency", 60, 11, 2),
-    # 0.5 GiB of weights at a time, in copies.
-    "few_row_products": Section("gpu.few_rows", "products", 60, 25, 4),
+    "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100, 46, 2),
+    "all_reduce_latency": Section("gpu.all_reduce", "latency", 60, 9, 2),
+    # 0.5 GiB of weights at a time, in copies, and 2.5 to make them from floats.
+    "few_row_products": Section("gpu.few_rows", "products", 70, 35, 6),
+    "more_row_products": Section("gpu.more_rows", "products", 55, 15, 6),
+    # 0.8 GiB of weights; few experts are made at a time.
+    "expert_products": Section("gpu.expert_rows", "products", 55, 20, 4),
     "quantised_products": Section("gpu.quantised", "products", 100, 31, 6),
     # Up to four ranks, each with a context and small buffers.
     "all_reduce_ipc": Section("gpu.all_reduce_ipc", "ipc", 120, 50, 6, True, cores=4),
     # Up to five engines at once, of two to four ranks with tiny models; NCCL's buffers.
     "tensor_parallel": Section("gpu.engine_ranks", "tensor_parallel", 180, 174, 24),
     # A call on 0.7 GiB with its outputs, and torch.compile's.
-    "against_compile": Section("gpu.compiled", "against_compile", 360, 120, 7, ahead=8),
+    "against_compile": Section("gpu.compiled", "against_compile", 360, 109, 7, ahead=8),
 }
 # Sections of --gpus N, for several GPUs of one machine; their memory is that of each GPU. Those
 # behind tuned_plan use its plan.

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from depth import at_depth
+from product_runs import int4, mxfp4
 
 from kiln.engine.layers import few_rows
 from kiln.engine.layers.block_weight import BlockGroupWeight, BlockWeight
@@ -48,6 +49,8 @@ FORMS = {
     "block": lambda: _block(BlockWeight),
     "block from the middle": lambda: _block(BlockWeight, 100),
     "block group": lambda: _block(BlockGroupWeight),
+    "int4": lambda: int4(128, True, INPUTS),
+    "mxfp4": lambda: mxfp4(INPUTS),
     "mixed": lambda: join([FORMS["token"](), _dense(8)]),
 }
 
@@ -150,7 +153,12 @@ def test_a_trial_forces_the_choice_and_tells_what_the_kernel_multiplied(environm
     with few_rows.trial(3) as trial:
         _assert_right(weight, x, None)
     parts = weight.parts if isinstance(weight, MixedWeight) else (weight,)
-    sizes = {(one.form, "bfloat16", one.out_features, INPUTS) for one in parts}
+    columns = [one.tensors[0].shape[1] for one in parts]  # of codes of 4 bits: half of the inputs
+    assert columns == [INPUTS // (2 if "4" in name else 1)] * len(parts)
+    sizes = {
+        (one.form, "bfloat16", one.out_features, size)
+        for one, size in zip(parts, columns, strict=True)
+    }
     assert set(map(tuple, trial.products)) == sizes
     assert runs
 

@@ -1,0 +1,155 @@
+"""The programs of skinny_gemm and quantized_gemm that models with quantised weights load."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+import torch
+from kernel_calls import ask_everything
+from packers.compressed_tensors import EVERY
+from packers.packer import all_packers
+from quantised_folders import COMMON, FAMILIES
+from tiny.model import all_tiny
+
+from kiln import LLM, SamplingParams
+from kiln.engine.cli.main import main
+from kiln.engine.config import EngineConfig, ModelConfig
+from kiln.engine.layers import few_rows
+from kiln.engine.models.kernel_needs import kernel_needs
+from kiln.engine.models.registry import read_model
+from kiln.engine.runner.kernels import called_kernels
+from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.declare.spec import label
+from kiln.jit_kernels.registry import find_spec
+
+GPU = torch.device("cuda")  # any that the built-in table of row limits knows
+PLAIN = ("Plain", "Plain", "kNone")
+PACKERS = {**all_packers(), **{packer.name: packer for packer in EVERY}}
+# By packer: the family, and what skinny_gemm reads besides plain weights and how it is scaled.
+MODELS = {
+    "bf16": ("llama", None),
+    "fp8-blocks": ("llama", ("E4M3", "kByBlock")),
+    "ct-float-quantized-float-channel-token": ("qwen3-moe", ("E4M3", "kByOutput")),
+    "awq": ("llama", ("U4", "kByBlock")),
+    "awq-32": ("qwen3-moe", ("U4", "kBy32")),
+    "awq-channel": ("llama", ("U4", "kByOutput")),
+    "gptq": ("llama", ("U4", "kByBlock")),
+    "gptq-v2-zeros": ("qwen3-moe", ("U4", "kBy64")),
+    "gptq-8": ("llama", None),
+    "ct-int4-group-128": ("llama", ("U4", "kByBlock")),
+    "ct-int4-group-32-asymmetric": ("qwen3-moe", ("U4", "kBy32")),
+    "ct-int4-channel": ("llama", ("U4", "kByOutput")),
+    "ct-int8-group-32-old": ("llama", None),
+    "mxfp4": ("gpt-oss", ("E2M1", "kBy32")),
+}
+GROUPS = {"kByOutput": "0", "kBy32": "32", "kBy64": "64", "kByBlock": "128"}
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """Return a function that writes the config.json of one of MODELS."""
+
+    def write(name):
+        family, _ = MODELS[name]
+        path = tmp_path / "config.json"
+        if family == "gpt-oss":
+            all_tiny()["gpt-oss-published"].save(tmp_path, hidden_size=64, intermediate_size=96)
+            fields = json.loads(path.read_text())
+        else:
+            fields = {**COMMON, **FAMILIES[family]}
+        if name != "bf16":
+            fields["quantization_config"] = dict(PACKERS[name].config)
+        path.write_text(json.dumps(fields))
+        return tmp_path
+
+    return write
+
+
+def wanted(name, dtype="kiln::bf16"):
+    """Return the programs of one of MODELS as the names of the kernels and their values.
+
+    Plain weights and others, and experts and other layers, are not told apart by each other.
+    """
+    family, codes = MODELS[name]
+    formats = [PLAIN]
+    if codes is not None:
+        kind, scaled = codes
+        of_x = ("Plain", "E4M3") if kind == "E4M3" else ("Plain",)
+        formats += [(kind, own, scaled) for own in of_x]
+    experts = ("false",) if family == "llama" else ("false", "true")
+    programs = {
+        ("skinny_gemm", dtype, *format, tiles, own)
+        for format, tiles, own in product(formats, "12", experts)
+    }
+    if codes is not None and codes[0] != "E4M3":
+        of_codes = (codes[0], GROUPS[codes[1]])
+        programs |= {("quantized_gemm", dtype, *of_codes, rows) for rows in ("32", "64")}
+    return programs
+
+
+def products_of(programs):
+    """Return those of the two kernels."""
+    return {one for one in programs if one[0] in ("skinny_gemm", "quantized_gemm")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_loads_the_products_of_its_weights(folder_of, environment, name):
+    environment()
+    model = read_model(folder_of(name))
+    needs = kernel_needs(model[1], torch.bfloat16, torch.bfloat16)
+    codes = MODELS[name][1]
+    if codes is not None:
+        assert (needs["weight"], needs["scaled"]) == (["Plain", codes[0]], ["kNone", codes[1]])
+    has_groups = codes is not None and codes[0] != "E4M3"
+    assert needs["group"] == ([GROUPS[codes[1]]] if has_groups else [])
+    specs = called_kernels(EngineConfig(ModelConfig("m")), model, GPU, needs)
+    assert "skinny_gemm" in {spec.name for spec in specs}
+    assert ("quantized_gemm" in {spec.name for spec in specs}) == has_groups
+    jobs = jobs_for(specs, ["sm_90a"], needs)
+    programs = [(job.spec.name, *job.variant.values()) for job in jobs]
+    assert len(set(programs)) == len(programs)
+    assert products_of(programs) == wanted(name)
+
+
+@pytest.mark.parametrize("name", ["bf16", "awq-32", "mxfp4"])
+def test_warm_up_lists_the_products_of_a_model(folder_of, environment, capsys, name):
+    environment()
+    folder = folder_of(name)
+    asked = ["warmup", "--arch", "sm_90a", "--dry-run", "--json", "--model", str(folder)]
+    assert main([*asked, "--dtype", "bfloat16"]) == 0
+    listed = json.loads(capsys.readouterr().out)["names"]
+    own = {
+        f"{label(spec, dict(zip(spec.params, values, strict=True)))} sm_90a"
+        for spec, values in ((find_spec(kernel), values) for kernel, *values in wanted(name))
+    }
+    assert {one for one in listed if one.startswith(("skinny_gemm", "quantized_gemm"))} == own
+
+
+# What is loaded and never called. Of skinny_gemm: formats, and whether of experts, as a model's
+# needs list both without saying which go together. Of quantized_gemm: the rows of a block, as
+# skinny_gemm takes products of experts with so few.
+UNCALLED = {
+    "awq": (set(), set()),
+    "ct-int4-group-32-asymmetric": ({("Plain", "true")}, set()),
+    "mxfp4": ({("Plain", "true"), ("E2M1", "false")}, {"32"}),
+}
+
+
+@pytest.mark.parametrize("name", UNCALLED)
+def test_what_a_model_calls_was_loaded(kernel_calls, folder_of, monkeypatch, name):
+    """With limits of rows as on a GPU that the built-in table knows."""
+    monkeypatch.setattr(few_rows, "_is_unlimited", lambda device: False)
+    sizes = {"max_model_len": 112, "num_kv_blocks": 80, "max_num_batched_tokens": 512}
+    own = {"dtype": "bfloat16", "load_format": "dummy", "skip_tokenizer_init": True}
+    with LLM(str(folder_of(name)), device="cpu", **sizes, **own) as llm:
+        ask_everything(llm)
+        llm.generate([[7] * 20], SamplingParams(max_tokens=2))  # 17 to 32 rows
+    loaded, called = products_of(kernel_calls.loaded), products_of(kernel_calls.called)
+    assert loaded == wanted(name)
+    assert called <= loaded
+    formats, rows = UNCALLED[name]
+    left = loaded - called
+    assert {(one[2], one[-1]) for one in left if one[0] == "skinny_gemm"} == formats
+    assert {one[-1] for one in left if one[0] == "quantized_gemm"} == rows
