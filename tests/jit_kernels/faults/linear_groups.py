@@ -107,7 +107,8 @@ _IN_EXACT = [
 _FURTHER = [
     ("blocks that do not go on", "first += gridDim.x * kOutputs, buffer",
      "first += outputs, buffer"),
-    ("the first chunks of further outputs not loaded", "< outputs) start(first", "< 0) start(first"),
+    ("the first chunks of further outputs not loaded", "< outputs) start(first",
+     "< 0) start(first"),
     ("the first chunks of the next block's outputs", "start(first + gridDim.x * kOutputs)",
      "start(first + kOutputs)"),
     ("total sums that go on", "sum[s][n][j] = total[s][n][j] = 0;", "sum[s][n][j] = 0;"),
