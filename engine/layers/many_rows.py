@@ -56,7 +56,7 @@ def many_row_product(codes: torch.Tensor, others: str) -> str:
     """Return how codes are multiplied; ``others``: how that is done for more rows."""
     if not may_run_kernel(QUANTIZED_GEMM, codes.device, {"scalar_t": SCALARS[torch.bfloat16]}):
         return others
-    return f"up to {MOST_ROWS} by quantized_gemm, {others}"
+    return f"up to {MOST_ROWS} rows by quantized_gemm, more: {others}"
 
 
 def _arguments(

@@ -32,8 +32,8 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
     {
         "DenseWeight": ((40 * _MIB, 16), (math.inf, 8)),
         "ChannelWeight": ((math.inf, 16),),
-        "TokenWeight": ((math.inf, 16),),
-        "StaticWeight": ((math.inf, 16),),
+        "TokenWeight": ((100 * _MIB, 16), (math.inf, 8)),
+        "StaticWeight": ((100 * _MIB, 16), (math.inf, 8)),
         "BlockWeight": ((math.inf, 16),),
         "BlockGroupWeight": ((20 * _MIB, 16), (math.inf, 8)),
         "Group4Weight": ((math.inf, 16),),

@@ -169,6 +169,7 @@ SKINNY_GEMM = KernelSpec(
     tolerance={torch.float16: 6e-4, torch.bfloat16: 4e-3},
     is_supported=_is_supported,
     is_possible=_is_possible,
+    max_cpu_seconds=0.4,
     min_arch=80,
     bench_needs={"scalar_t": "kiln::bf16", "tiles": "1", "experts": "false"},
     paper="https://arxiv.org/abs/2408.11743",  # weights as the left operand of mma
