@@ -158,6 +158,8 @@ def multiplies_experts(form: str, weight: torch.Tensor, dtype: torch.dtype, rows
 
 def describe_product(form: str, weight: torch.Tensor, others: str) -> str:
     """Return how codes are multiplied; ``others``: how that is done for more rows."""
+    if multiplies_experts(form, weight, torch.bfloat16, 1):
+        return f"few rows of an expert by skinny_gemm, more: {others}"
     most = _most_rows(form, weight, torch.bfloat16)
     return f"up to {most} rows by skinny_gemm, more: {others}" if most else others
 

@@ -18,6 +18,7 @@ from kiln.engine.models.registry import known_families
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import Request, TokenLogprobs
 from kiln.jit_kernels import implementations
+from kiln.jit_kernels.compile.ready import ready_guard
 from kiln.jit_kernels.declare.settings import settings
 
 
@@ -30,6 +31,7 @@ def environment(monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(implementations, "_decided", {})
         settings.cache_clear()
+        ready_guard.cache_clear()  # engines of other tests were ready
 
     yield use
     monkeypatch.undo()

@@ -121,10 +121,12 @@ def test_quantised_weights_name_their_form_and_refused_ones_their_reason(quantis
     made = quantised("awq", "qwen3-moe")
     found = rows(made.folder)
     assert found["Quantisation"] == ["awq"]
-    forms = dict(reversed(text.split(": ")) for text in found["Weights"])
-    (group,) = (form for form in forms if form.startswith("int4, groups of"))
-    assert "qkv_proj" in forms[group]
-    assert "experts.gate_up_proj" in forms[group]
+    forms = dict(reversed(text.split(": ", 1)) for text in found["Weights"])
+    groups = [form for form in forms if form.startswith("int4, groups of")]
+    (group,) = (form for form in groups if "qkv_proj" in forms[form])
+    assert "up to 16 rows by skinny_gemm" in group
+    (experts,) = (form for form in groups if "experts.gate_up_proj" in forms[form])
+    assert "few rows of an expert by skinny_gemm" in experts
     shutil.copytree(made.folder, tmp_path / "own")
     change(tmp_path / "own", quantization_config={"quant_method": "nvfp4"})
     assert len(broken(tmp_path / "own")) == 1

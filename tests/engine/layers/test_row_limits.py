@@ -30,7 +30,8 @@ def test_the_built_in_table_is_that_of_these_gpus(use_gpu, name):
     assert (most_rows(num_bytes=40 * MIB), most_rows(num_bytes=40 * MIB + 1)) == (16, 8)
     block = "BlockGroupWeight"
     assert (most_rows(block, 20 * MIB), most_rows(block, 20 * MIB + 1)) == (16, 8)
-    assert most_rows("TokenWeight", 2**40) == 16
+    assert most_rows("TokenWeight", 2**40) == 8
+    assert most_rows("ChannelWeight", 2**40) == 16
     assert most_rows("AFormThatWasNotMeasured") == 0
     assert few_rows.limits_source(GPU) == "the built-in table of H100 and H200"
 
