@@ -62,7 +62,9 @@ KILN_FN int lane() { return threadIdx.x % 32; }
 KILN_FN int own_output() { return threadIdx.x / 32 * 32 + lane() / 4; }
 
 // Add a lane's part of the products of kWords words of codes for each output.
-constexpr int kSteps = GROUP == 32 ? 4 : GROUP == 64 || kStages < 3 ? 2 : 1, kWords = 4 / kSteps;
+constexpr bool kTight = kStages < 3;  // more code at once would spill registers there
+constexpr int kSteps = GROUP == 32 || (GROUP == 64 && kTight) ? 4 : GROUP == 64 || kTight ? 2 : 1;
+constexpr int kWords = 4 / kSteps;
 KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)[4],
                       const unsigned char* x, int step) {
 #pragma unroll
