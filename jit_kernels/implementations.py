@@ -130,9 +130,19 @@ def decision(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisi
     return _decided[key]
 
 
-def may_decide(spec: KernelSpec, variant: Variant, device: torch.device) -> bool:
-    """Return whether a variant was chosen before the engine was ready, or may be chosen now."""
-    return (device, spec.name, *variant.values()) in _decided or not ready_guard().is_active
+def run_if_chosen(spec: KernelSpec, variant: Variant, device: torch.device, a: Arguments) -> bool:
+    """Run an operator unless torch is chosen for its variant; return whether it ran.
+
+    Nor does it run if the variant was not chosen before the engine was ready: it would be compiled
+    while serving.
+    """
+    was_chosen = (device, spec.name, *variant.values()) in _decided
+    if not was_chosen and ready_guard().is_active:
+        return False
+    if decision(spec, variant, device).implementation == "torch":
+        return False
+    spec.operator(*a)
+    return True
 
 
 def may_run_kernel(spec: KernelSpec, device: torch.device, needs: Needs) -> bool:

@@ -65,8 +65,8 @@ def summary(one: TunedProduct) -> str:
     """Return who multiplies."""
     name = _name(one)
     if not one.most_rows:
-        return f"{name}: torch"
-    return f"{name}: skinny_gemm up to {one.most_rows} rows, torch above"
+        return f"{name}: never skinny_gemm"
+    return f"{name}: skinny_gemm up to {one.most_rows} rows"
 
 
 def times_table(found: Sequence[TunedProduct]) -> Table:
@@ -74,10 +74,10 @@ def times_table(found: Sequence[TunedProduct]) -> Table:
     from rich import box
     from rich.table import Table
 
-    title = "microseconds of a product; * is what engines will use"
+    title = "microseconds of a product by skinny_gemm and without it; * is what engines will use"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     table.add_column("product", overflow="fold")
-    for name in ("MB", "rows", "kernel", "torch"):
+    for name in ("MB", "rows", "skinny_gemm", "without"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         label, size = _name(one), f"{one.num_bytes / 1e6:.1f}"

@@ -16,7 +16,7 @@ from kiln.engine.layers.row_limits import Product, limits_on, product_of
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
-from kiln.jit_kernels.implementations import decision, may_decide, may_run_kernel
+from kiln.jit_kernels.implementations import may_run_kernel, run_if_chosen
 from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, tiles_for, variant_of, why_not
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
@@ -169,13 +169,7 @@ def _runs(a: Arguments) -> bool:
     device = a.x.device
     if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": SCALARS[a.out.dtype]}) or why_not(a):
         return False
-    variant = variant_of(a)
-    if not may_decide(SKINNY_GEMM, variant, device):
-        return False
-    if decision(SKINNY_GEMM, variant, device).implementation == "torch":
-        return False
-    SKINNY_GEMM.operator(*a)
-    return True
+    return run_if_chosen(SKINNY_GEMM, variant_of(a), device, a)
 
 
 def _most_rows(form: str, weight: torch.Tensor, dtype: torch.dtype) -> int:

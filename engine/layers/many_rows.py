@@ -12,7 +12,7 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
-from kiln.jit_kernels.implementations import decision, may_decide, may_run_kernel
+from kiln.jit_kernels.implementations import may_run_kernel, run_if_chosen
 from kiln.jit_kernels.ops.quantized_linear.spec import (
     QUANTIZED_GEMM,
     tile_rows_for,
@@ -87,10 +87,4 @@ def _runs(a: Arguments) -> bool:
         return False
     if not may_run_kernel(QUANTIZED_GEMM, device, {"scalar_t": SCALARS[a.out.dtype]}) or why_not(a):
         return False
-    variant = variant_of(a)
-    if not may_decide(QUANTIZED_GEMM, variant, device):
-        return False
-    if decision(QUANTIZED_GEMM, variant, device).implementation == "torch":
-        return False
-    QUANTIZED_GEMM.operator(*a)
-    return True
+    return run_if_chosen(QUANTIZED_GEMM, variant_of(a), device, a)

@@ -57,7 +57,7 @@ def products_of(
 ) -> list[ModelProduct]:
     """Return the products of a rank in the order of the model. Raises ModelError and ConfigError.
 
-    Experts, whose rows are multiplied in groups, and projections in float32 are not among them.
+    Left out are experts, whose products are grouped, and projections in float32.
     """
     listing, weights = _Listing(config, dtype), DummyWeights(_SEED, dtype)
     floats = replace(config, quantization=UNQUANTIZED)

@@ -4,15 +4,20 @@
 
 namespace kiln {
 
-// `count` rows of one expert, from `first` on. Without experts: of expert 0.
+// The rows that a block multiplies: `count` rows of one expert, beginning with row `first`. Without
+// experts, the expert is 0.
 struct Run { int expert, first, count; };
 
 // Return this block's run of at most kRows rows, by blockIdx.y; its count is 0 if there is none.
-// Row m belongs to experts[m], and the rows of expert e end at ends[e]. With fewer rows than
-// experts, the first blocks have a row each, and those with the first row of an expert multiply. Else
-// they have an expert each. Further runs of an expert begin at multiples of kRows behind its first
-// row, so that at least kRows rows are between two of them, whosever they are: each block behind
-// has kRows rows, of which one may begin a further run. There can be none in the first kRows rows.
+// Row m belongs to experts[m], and the rows of expert e end at ends[e]. An expert with more than
+// kRows rows has several runs. They begin at its first row, and every kRows rows from there.
+//   blockIdx.y < min(rows, num_experts)   the first run of an expert. With as many rows as experts
+//                                         or more, the block's expert is blockIdx.y. With fewer
+//                                         rows it looks at row blockIdx.y, and multiplies if that
+//                                         is the first row of its expert.
+//   blockIdx.y behind these               a further run. The block looks at kRows rows. One of them
+//                                         at most begins a further run, because two such rows are
+//                                         at least kRows apart. The first kRows rows have none.
 template <int kRows>
 KILN_FN Run run_of_block(const int32_t* experts, const int32_t* ends, int rows, int num_experts) {
   const int block = blockIdx.y, firsts = min(rows, num_experts), last = ends[num_experts - 1];

@@ -2,8 +2,8 @@
 //
 // Four neighbouring lanes share a row. Lane 4 g + t loads the t-th 16 bytes of 64 bytes of row g,
 // and passes its elements to one mma after the other, a few to each. The order of the inputs within
-// an mma is therefore not that of memory. It is the same for the weights and for x, which is all
-// that a sum of products needs. four_bits.cuh has the formats with two codes in a byte.
+// an mma is therefore not that of memory. But it is the same for the weights and for x, so the sum
+// of products has the same terms. The formats with two codes in a byte are in four_bits.cuh.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/fp8.cuh"

@@ -1,25 +1,32 @@
 // out[m, n] = bias[n] + the sum over k of x[m, k] * weight[n, k], for 1 to 8 * TILES rows of x
 //
-// x: [rows, inputs] and weight: [outputs, inputs] are SCALAR_T or codes, which are multiplied by
-// scales. WEIGHT = E4M3: SCALED = kByOutput: one scale for each output, and in x one for each row.
-// kByBlock: one for each 128 inputs of these, or of 128 outputs (outputs_log2 = 7). scales:
-// [outputs >> outputs_log2, scale_columns]. x_scales: [rows, 1 or inputs / 128]. WEIGHT = U4, E2M1:
-// codes of 4 bits in the order of jit_kernels/ops/shared/four_bits.py; SCALED says how many inputs
-// share a scale and a zero point. zeros: like scales, or null: 8. bias: [outputs] or null.
-// Strides are counted in elements of the tensor. With codes, rows of weight and x begin and end at
-// multiples of 16 bytes. Rows of e4m3 have a multiple of 64 elements, of 128 if SCALED = kByBlock;
-// those of 4-bit codes have zeros up to a multiple of 128. Other tensors may have any alignment.
+// x: [rows, inputs], weight: [outputs, inputs], out: [rows, outputs], bias: [outputs] or null.
+// Strides are counted in elements of the tensor. The formats of the weights:
+//   Plain   SCALAR_T. Rows may begin at any address.
+//   E4M3    8-bit floats. A row has a multiple of 64 of them, of 128 if SCALED = kByBlock.
+//   U4      4-bit integers in the order of jit_kernels/ops/shared/four_bits.py, with zeros behind
+//           the inputs up to a multiple of 128. zeros: their zero points; null stands for 8.
+//   E2M1    4-bit floats, in the same order, without zero points.
+// Beside E4M3, U4 and E2M1, rows of weight and x begin and end at multiples of 16 bytes. x is
+// SCALAR_T or, beside E4M3, E4M3 too. SCALED says what shares a scale (and a zero point):
+//   kNone                  there are no scales
+//   kByOutput              all inputs of an output; of x, all inputs of a row
+//   kByBlock, kBy64, kBy32 128, 64 or 32 inputs of an output; or, with outputs_log2 = 7, 128 inputs
+//                          of 128 outputs; of x, 128 inputs of a row
+// scales, zeros: [outputs >> outputs_log2, scale_columns]. x_scales has two strides.
 // EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are
 // sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
 // behind the last end are neither read nor written.
-// Work split: a block computes 16 * TILES outputs, with experts for up to 8 * TILES rows of one of
-// them, and goes on to those that are gridDim.x blocks further. Its 16 warps take turns: each
-// multiplies 128 bytes of every row at a time, or 64 of 4-bit codes. The sums of the warps are added
-// in a fixed order. The bits of a result depend on its row of x, its output's weights, `inputs` and
-// the formats; they do not depend on the other rows, on the number of outputs, on TILES, on the
-// grid, or on experts.
-// Memory: weights never change, so they are loaded before the kernel ahead has ended, unless that
-// says which expert. Loads go straight into registers; shared memory holds the sums of the warps.
+// Work split: a block computes 16 * TILES outputs. If the grid has fewer blocks than that takes,
+// each goes on with the outputs that are gridDim.x blocks further. With experts a block multiplies
+// up to 8 * TILES rows of one expert. Its 16 warps take turns along the inputs: each multiplies 128
+// bytes of every row of weights at a time, or 64 bytes of 4-bit codes. The sums of the warps are
+// added in a fixed order. The bits of a result depend on its row of x, its output's weights,
+// `inputs` and the formats. They do not depend on the other rows, the number of outputs, TILES, the
+// grid or EXPERTS.
+// Memory: weights never change, so they are loaded before the kernel ahead has ended. With experts
+// they are not, because that kernel may still write which expert has which rows. Loads go straight
+// into registers; shared memory holds the sums of the warps.
 // Compile-time parameters (jit_kernels/ops/linear/spec.py): SCALAR_T, WEIGHT, INPUT, SCALED, TILES,
 // EXPERTS.
 #include "kiln/math/exact.cuh"
@@ -108,8 +115,8 @@ struct Walk {
   const Weight *low, *high;     // rows of weights, at input k
   int32_t of_low, of_high, k;   // of the groups at input k in scales and zeros
 
-  // Load a chunk, if the row has it. If not, 4-bit codes stay as they are: they are not multiplied,
-  // or by zeros.
+  // Load a chunk. Behind the end of the row there is none: floats become zeros, 4-bit codes keep
+  // their old values, which nothing multiplies any more.
   KILN_FN void load(Chunk& chunk, const Scale* scales, const short* zeros, int inputs,
                     bool aligned) const {
     if constexpr (kFourBits) {

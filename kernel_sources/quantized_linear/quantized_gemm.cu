@@ -1,21 +1,26 @@
 // out[m, n] = bias[n] + the sum over k of x[m, k] * (code[n, k] - zero[n, g]) * scale[n, g]
 //
-// g = k / GROUP, or 0 if GROUP = 0. x: [rows, inputs] and out: [rows, outputs] of SCALAR_T, with
-// strides in elements. Rows of x begin at multiples of 16 bytes, and inputs is a multiple of 8.
-// codes: [experts, outputs, padded inputs / 2] of WEIGHT, packed as jit_kernels/ops/shared/
-// four_bits.py says. scales, zeros: [experts, outputs, padded inputs / GROUP]; those of padding are
-// finite. U4 has float32 scales, and zero points from 0 to 16, or 8 if zeros is null. E2M1 has
-// powers of two as their exponents plus 127, and no zero points. bias: [outputs] or null. If ends
-// is given, the rows are sorted by expert, and those of expert e end at ends[e] <= rows. What is
-// behind the last end is neither read nor written. aligned: whether 4 outputs of a row can be
-// stored at once.
-// Work split: a block multiplies 128 outputs by up to TILE_ROWS rows of one expert, each of its 4
-// warps 32 outputs by all of these rows. The inputs are cut into 2^slices_log2 slices. One block
-// multiplies them one after the other, or, with split > 1, each block of a cluster one of them.
-// Their sums are added in the same order. The bits of a result depend on its row of x, its output's
-// weights, `inputs`, `slices_log2` and the format; they do not depend on the other rows, on
-// TILE_ROWS, on split or on the number of experts. Tensor cores multiply x by differences, which
-// SCALAR_T represents exactly. The scale multiplies the sum of a group in float32.
+// The group of an input is g = k / GROUP, or 0 if GROUP = 0.
+//   x, out          [rows, inputs] and [rows, outputs] of SCALAR_T; strides count elements. Rows of
+//                   x begin at multiples of 16 bytes; inputs is a multiple of 8.
+//   codes           [experts, outputs, padded inputs / 2], as jit_kernels/ops/shared/four_bits.py
+//                   packs them
+//   scales, zeros   [experts, outputs, padded inputs / GROUP]. Scales of the padding are finite.
+//                   WEIGHT = U4: scales are float32, zero points 0 to 16; zeros = null means 8.
+//                   WEIGHT = E2M1: a scale is a power of two, stored as its exponent plus 127.
+//                   There are no zero points.
+//   bias            [outputs] or null
+//   ends            [experts] or null. If it is given, rows are sorted by expert, and those of
+//                   expert e end at ends[e]. Rows behind the last end are not read or written.
+//   aligned         whether 4 outputs of a row can be stored at once
+// Work split: a block multiplies 128 outputs by up to TILE_ROWS rows of one expert. Each of its 4
+// warps multiplies 32 of the outputs by all of these rows. The inputs are cut into 2^slices_log2
+// slices. With split = 1 a block multiplies all slices one after the other, else each block of a
+// cluster multiplies one. Either way the sums of the slices are added in the same order. The bits
+// of a result depend on its row of x, its output's weights, `inputs`, `slices_log2` and the format.
+// They do not depend on the other rows, TILE_ROWS, split or the number of experts. Tensor cores
+// multiply x by code - zero, which SCALAR_T represents exactly; the scale multiplies the sum of a
+// group in float32.
 // Memory: cp.async fills a ring of tiles of codes and x; one block barrier for each tile. Codes
 // never change, so they are loaded before the kernel ahead has ended, unless the block must know
 // its expert first. Blocks of a cluster read each other's sums in shared memory.
@@ -62,7 +67,9 @@ KILN_FN int lane() { return threadIdx.x % 32; }
 KILN_FN int own_output() { return threadIdx.x / 32 * 32 + lane() / 4; }
 
 // Add a lane's part of the products of kWords words of codes for each output.
-constexpr int kSteps = GROUP == 32 ? 4 : GROUP == 64 || kStages < 3 ? 2 : 1, kWords = 4 / kSteps;
+constexpr bool kTight = kStages < 3;  // more code at once would spill registers there
+constexpr int kSteps = GROUP == 32 || (GROUP == 64 && kTight) ? 4 : GROUP == 64 || kTight ? 2 : 1;
+constexpr int kWords = 4 / kSteps;
 KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)[4],
                       const unsigned char* x, int step) {
 #pragma unroll

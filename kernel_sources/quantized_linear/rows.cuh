@@ -9,7 +9,7 @@ namespace kiln {
 
 constexpr uint32_t kAll = 0xffffffffu;
 
-// Rows that one block multiplies at a time: `count` of one expert, from `first` on.
+// The rows that a block multiplies at a time: `count` rows of one expert, beginning with `first`.
 struct Run { int expert, first, count; };
 
 // Return the block-th run of at most kRows rows; its count is 0 if there are fewer runs. Rows are

@@ -1,6 +1,6 @@
 """Products of rows with their experts' weights: Kiln's kernels beside torch's grouped_mm.
 
-Weights that are codes are dequantised for that, all experts' each time.
+grouped_mm takes floats only. So the quantised weights of all experts are dequantised for each call.
 """
 
 from __future__ import annotations

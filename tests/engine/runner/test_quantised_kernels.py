@@ -127,9 +127,9 @@ def test_warm_up_lists_the_products_of_a_model(folder_of, environment, capsys, n
     assert {one for one in listed if one.startswith(("skinny_gemm", "quantized_gemm"))} == own
 
 
-# What is loaded and never called. Of skinny_gemm: formats, and whether of experts, as a model's
-# needs list both without saying which go together. Of quantized_gemm: the rows of a block, as
-# skinny_gemm takes products of experts with so few.
+# Variants that are loaded but never called. Of skinny_gemm: (format, experts). A model's needs list
+# formats and experts apart, so all combinations are loaded. Of quantized_gemm: tile_rows. Experts
+# with up to 32 rows each are multiplied by skinny_gemm, so its tile of 32 rows is never used.
 UNCALLED = {
     "awq": (set(), set()),
     "ct-int4-group-32-asymmetric": ({("Plain", "true")}, set()),

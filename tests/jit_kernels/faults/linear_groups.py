@@ -18,8 +18,9 @@ _GROUPS, _PIECES, _LIFT, _EXACT, _RUNS = (
 _HALVES, _BLOCKS, _ALL = ({"scaled": one} for one in ("kBy64", "kByBlock", "kByOutput"))
 _TWO_TILES, _E2M1, _FP16 = {"tiles": "2"}, {"weight": "E2M1"}, {"scalar_t": "kiln::fp16"}
 
-# Half a chunk; 10 chunks, zero points, a bias; 33 chunks, of which a warp has up to 3; zero points
-# and a part of a chunk; so many outputs that blocks go on; one vector.
+# The cases of cases.py, by what they have: half a chunk; 10 chunks, zero points and a bias; 33
+# chunks, so that some warps have 3; zero points, and a last chunk that is not full; one that is not
+# used here; more outputs than the blocks of a grid compute at once; a single vector.
 _ONE, _STRIDED, _LONG, _ODD, _, _MANY, _SHORT = ([one] for one in SIZES[:7])
 
 _WALKS = [

@@ -1,7 +1,7 @@
 // Codes of 4 bits as pairs of T, which is bf16 or fp16 and represents every value exactly.
 //
-// A word holds eight codes in the order of jit_kernels/ops/shared/four_bits.py: the codes 2 p and
-// 2 p + 1 are in the bits 4 p and 4 p + 16. They become the pair p.
+// jit_kernels/ops/shared/four_bits.py puts eight codes in a word: code 2 p begins at bit 4 p, and
+// code 2 p + 1 at bit 4 p + 16. Together they become pair p, for p = 0 to 3.
 #pragma once
 #include "kiln/ptx/pair.cuh"
 
