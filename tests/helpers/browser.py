@@ -21,6 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+# What a script's call says if the page that it ran in has gone, because another is loaded.
+GONE = ("Inspected target navigated or closed", "Cannot find context", "context was destroyed")
 SECONDS = 30.0  # for an answer of the browser, or a condition
 _FLAGS = (
     *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"),
@@ -184,6 +186,12 @@ class Tab:
             f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})"
         )
 
+    def reload(self) -> None:
+        """Load the page again, and wait until its scripts have run."""
+        self.run("window.isOld = true")
+        self.call("Page.reload")
+        self.until("document.readyState === 'complete' && !window.isOld")
+
     def run(self, script: str) -> Any:
         """Return the value of an expression; a promise is awaited. Raises RuntimeError."""
         done = self.call(
@@ -195,11 +203,18 @@ class Tab:
         return done["result"].get("value")
 
     def until(self, condition: str) -> Any:
-        """Wait until an expression is true, and return its value. Raises TimeoutError."""
+        """Wait until an expression is true, and return its value. Raises TimeoutError.
+
+        While it waits, another page may replace this one.
+        """
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
-            if value := self.run(f"((it) => it instanceof Node || it)({condition})"):
-                return value
+            try:
+                if value := self.run(f"((it) => it instanceof Node || it)({condition})"):
+                    return value
+            except RuntimeError as gone:
+                if not any(sign in str(gone) for sign in GONE):
+                    raise
             time.sleep(0.02)
         raise TimeoutError(
             f"never true: {condition}; the page says: {self.run('document.body.innerText')!r}"

@@ -50,6 +50,16 @@ def test_every_page_has_reachable_links_and_no_error(browser, unguarded, fits, p
     assert tab.problems == []
 
 
+def test_a_wait_goes_on_when_another_page_replaces_the_one_it_began_on(browser, unguarded):
+    tab = browser.open(unguarded, 375)
+    tab.run("window.isOld = true")
+    tab.run("void setTimeout(() => location.reload(), 100)")
+    assert tab.until("window.isOld ? new Promise(() => {}) : 'new'") == "new"
+    tab.run("window.isOld = true")
+    tab.reload()
+    assert tab.run("window.isOld") is None
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_asks_for_the_key_itself(browser, guarded, fits, path):
     tab = browser.open(guarded + path, 375)

@@ -23,7 +23,7 @@ def test_conversations_survive_a_reload_and_are_deleted_one_by_one_or_all(chat, 
     tab.click("#sidebar li:nth-child(2) .title")
     tab.until("document.querySelector('.turn.assistant')")
     assert page.answer() == "two"
-    tab.run("location.reload()")
+    tab.reload()
     tab.until("document.querySelector('.turn.assistant')?.innerText.includes('two')")
     tab.click("#sidebar li:nth-child(2) [aria-label^=Delete]")
     tab.click("dialog[open] .main")
