@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kiln.engine.layers.few_rows import (
+    Epilogue,
     describe_product,
     multiplies_experts,
     multiplies_few,
@@ -78,10 +79,14 @@ class BlockWeight(Weight):
         more = self.codes.shape[-1] - x.shape[1]
         return F.pad(x, (0, more)) if more else x
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x by skinny_gemm, or return False."""
+        whole = BlockWeight.activations(self, x)
+        return multiply_few(self.form, whole, self.codes, to, self.scales)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        whole = BlockWeight.activations(self, x)
-        if not multiply_few(self.form, whole, self.codes, out, bias, self.scales):
+        if not self.multiply_few(x, Epilogue(out, bias)):
             Weight.product(self, x, out, bias)
 
     def grouped(
@@ -152,11 +157,18 @@ class BlockGroupWeight(BlockWeight):
         values = codes.float().view(len(codes), -1, BLOCK) * scales.unsqueeze(2)
         return values.flatten(1).to(x.dtype)
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x, rounded, by skinny_gemm; or return False."""
+        if not multiplies_few(self.form, self.codes, to.out.dtype, len(x)):
+            return False
+        codes, scales = quantize_per_group(BlockWeight.activations(self, x))
+        return multiply_few(self.form, codes, self.codes, to, self.scales, scales)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        whole = BlockWeight.activations(self, x)
-        if self._multiplies_few(whole, out, bias):
+        if self.multiply_few(x, Epilogue(out, bias)):
             return
+        whole = BlockWeight.activations(self, x)
         if not (self.is_by_block and multiply_blocks(whole, self.codes, self.scales, out)):
             Weight.product(self, x, out, None)
         if bias is not None:
@@ -173,14 +185,6 @@ class BlockGroupWeight(BlockWeight):
             if (out := multiply_experts(*own)) is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)
-
-    def _multiplies_few(
-        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-    ) -> bool:
-        if not multiplies_few(self.form, self.codes, out.dtype, len(x)):
-            return False
-        codes, scales = quantize_per_group(x)
-        return multiply_few(self.form, codes, self.codes, out, bias, self.scales, scales)
 
     def describe(self) -> str:
         """Say what is rounded."""

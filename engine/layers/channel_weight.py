@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.layers.few_rows import (
+    Epilogue,
     describe_product,
     multiplies_experts,
+    multiplies_few,
     multiply_experts,
     multiply_few,
 )
@@ -35,10 +37,13 @@ class ChannelWeight(Weight):
         """Return the weights of some outputs."""
         return dequantize(self.codes, self.scales, outputs, dtype, self.codes.shape[-1])
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x by skinny_gemm, or return False."""
+        return self._is_fp8 and multiply_few(self.form, x, self.codes, to, self.scales)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        few = self._is_fp8 and multiply_few(self.form, x, self.codes, out, bias, self.scales)
-        if not few:
+        if not self.multiply_few(x, Epilogue(out, bias)):
             Weight.product(self, x, out, bias)
 
     def grouped(
@@ -89,12 +94,18 @@ class RoundedProduct(ChannelWeight):
         codes, scales = self.rounded(x, experts)
         return (codes.float() * scales).to(x.dtype)
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x, rounded, by skinny_gemm; or return False."""
+        if not (self._is_fp8 and multiplies_few(self.form, self.codes, to.out.dtype, len(x))):
+            return False
+        rounded, x_scales = self.rounded(x, None)
+        return multiply_few(self.form, rounded, self.codes, to, self.scales, x_scales)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        rounded, x_scales = self.rounded(x, None)
-        codes = (self.form, rounded, self.codes, out, bias, self.scales, x_scales)
-        if self._is_fp8 and multiply_few(*codes):
+        if self.multiply_few(x, Epilogue(out, bias)):
             return
+        rounded, x_scales = self.rounded(x, None)
         if not multiply_rows(rounded, x_scales, self.codes, self.scales, out):
             Weight.product(self, x, out, None)
         if bias is not None:

@@ -2,6 +2,7 @@
 
 With KILN_LINEAR=auto ``row_limits`` says where that is. With KILN_LINEAR=jit the kernel runs on any
 GPU, for all rows and weights that it can multiply; with KILN_LINEAR=triton its Triton form does.
+A gated activation is computed by the kernel too, if its own toggle does not ask for another.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -17,10 +19,23 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.implementations import may_run_kernel, run_if_chosen
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, tiles_for, variant_of, why_not
-from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
+from kiln.jit_kernels.ops.linear.spec import GATED, SKINNY_GEMM
 
 _DTYPES = (torch.bfloat16, torch.float16)
+
+
+class Epilogue(NamedTuple):
+    """What becomes of a product: ``bias`` [outputs] is added, and it is written to ``out``.
+
+    ``gate``: "" for out [num_rows, outputs]; or an activation, for out [num_rows, outputs / 2]:
+    act(first half of the outputs) * second half.
+    """
+
+    out: torch.Tensor
+    bias: torch.Tensor | None
+    gate: str = ""
 
 
 @dataclass(slots=True)
@@ -54,6 +69,13 @@ def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
     return [SKINNY_GEMM] if _is_unlimited(device) or limits_on(device).may_multiply else []
 
 
+def gates_few(activation: str) -> bool:
+    """Whether the toggles let the kernel compute a gated activation behind a product."""
+    families = (SKINNY_GEMM.family, BY_ACTIVATION["silu"].family)
+    choices = {settings().kernel_choice(family) for family in families}
+    return activation in GATED and choices <= {"auto", "jit"}
+
+
 def limits_source(device: torch.device) -> str:
     """Say what decides up to how many rows the kernel multiplies on a device."""
     env = settings()
@@ -82,34 +104,35 @@ def multiply_few(
     form: str,
     x: torch.Tensor,
     weight: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
+    to: Epilogue,
     scales: torch.Tensor | None = None,
     x_scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
 ) -> bool:
-    """Write x @ weight.T + bias to out [num_rows, out], or return False.
+    """Multiply x by weight.T, and do what ``to`` says with the product; or return False.
 
     ``form``: that of the Weight. The other arguments are those of ``skinny_gemm``.
     """
-    if not multiplies_few(form, weight, out.dtype, len(x)):
+    if not multiplies_few(form, weight, to.out.dtype, len(x)):
+        return False
+    if to.gate and not gates_few(to.gate):
         return False
     a = SKINNY_GEMM.parameters.Arguments(
-        out=out,
+        out=to.out,
         x=x,
         weight=weight,
         x_scales=x_scales,
         scales=scales,
         zeros=zeros,
-        bias=bias,
+        bias=to.bias,
         expert_of=None,
         ends=None,
         tiles=tiles_for(len(x), 0),
     )
-    if not _runs(a):
+    if not _runs(a, to.gate):
         return False
     if _trials:
-        _trials[-1].products.add(product_of(form, weight, out.dtype))
+        _trials[-1].products.add(product_of(form, weight, to.out.dtype))
     return True
 
 
@@ -164,12 +187,14 @@ def describe_product(form: str, weight: torch.Tensor, others: str) -> str:
     return f"up to {most} rows by skinny_gemm, more: {others}" if most else others
 
 
-def _runs(a: Arguments) -> bool:
+def _runs(a: Arguments, gate: str = "") -> bool:
     """Run the kernel, if it can multiply these arguments and was chosen."""
-    device = a.x.device
-    if not may_run_kernel(SKINNY_GEMM, device, {"scalar_t": SCALARS[a.out.dtype]}) or why_not(a):
+    device, spec = a.x.device, GATED[gate] if gate else SKINNY_GEMM
+    if not may_run_kernel(spec, device, {"scalar_t": SCALARS[a.out.dtype]}):
         return False
-    return run_if_chosen(SKINNY_GEMM, variant_of(a), device, a)
+    if why_not(a, is_gated=bool(gate)) or not spec.has_variant(variant := variant_of(a, gate)):
+        return False
+    return run_if_chosen(spec, variant, device, a)
 
 
 def _most_rows(form: str, weight: torch.Tensor, dtype: torch.dtype) -> int:

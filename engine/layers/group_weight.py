@@ -12,7 +12,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import describe_product, multiply_experts, multiply_few
+from kiln.engine.layers.few_rows import Epilogue, describe_product, multiply_experts, multiply_few
 from kiln.engine.layers.many_rows import many_row_product, multiply_many, multiply_many_experts
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
@@ -99,15 +99,18 @@ class Group4Weight(Group8Weight):
         """Return x with zeros behind, as many inputs as there are codes."""
         return with_zeros_behind(x, self._inputs)
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x by skinny_gemm, or return False."""
+        if self.group_of is not None:
+            return False
+        return multiply_few(self.form, x, self.codes, to, self.scales, zeros=self.zeros)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if self.group_of is None:
-            tensors = (self.codes, out, bias, self.scales)
-            if multiply_few(self.form, x, *tensors, zeros=self.zeros):
-                return
-            if multiply_many(x, self.tensors[:3], out, bias):
-                return
-        Weight.product(self, x, out, bias)
+        if self.multiply_few(x, Epilogue(out, bias)):
+            return
+        if self.group_of is not None or not multiply_many(x, self.tensors[:3], out, bias):
+            Weight.product(self, x, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor

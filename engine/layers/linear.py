@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from kiln.engine.layers.few_rows import multiplies_few
+from kiln.engine.layers.few_rows import gates_few, multiplies_few
 from kiln.engine.layers.opaque import opaque_operator
 from kiln.engine.layers.weight import DenseWeight, Tensors, Weight
 from kiln.engine.layers.weight_parts import weight_of
+from kiln.jit_kernels.declare.spec import KernelSpec
 
 
 def _linear(
@@ -24,6 +26,25 @@ opaque_operator(
 )
 
 
+def _gated_linear(
+    x: torch.Tensor,
+    tensors: Tensors,
+    bias: torch.Tensor | None,
+    form: str,
+    activation: str,
+    out: torch.Tensor,
+) -> None:
+    """Write act(gate) * up to out [num_rows, out / 2]: of the halves of a product."""
+    weight_of(form, tensors).gated_product(x, out, bias, activation)
+
+
+opaque_operator(
+    "gated_linear(Tensor x, Tensor?[] tensors, Tensor? bias, str form, str activation,"
+    " Tensor(a!) out) -> ()",
+    _gated_linear,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """x [num_rows, in] -> [num_rows, out], whatever its weights. ``bias``: [out] or None.
@@ -35,6 +56,7 @@ class Linear:
     weight: Weight
     bias: torch.Tensor | None = None
     is_opaque: bool = False
+    ends_here: ClassVar[bool] = True  # nothing else is added to what the projection returns
 
     @classmethod
     def of(cls, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
@@ -47,3 +69,20 @@ class Linear:
         if self.is_opaque:
             return Weight.linear(self.weight, x, self.bias)
         return self.weight.linear(x, self.bias)
+
+    def gated(self, x: torch.Tensor, activation: KernelSpec) -> torch.Tensor:
+        """Return act(gate) * up [num_rows, out / 2], of what the projection returns of x.
+
+        The first half of that are gates. ``activation``: one of BY_ACTIVATION.
+        """
+        (name,) = activation.params["activation"]
+        is_one = self.is_opaque or self.weight.is_quantised
+        if not (is_one and self.ends_here and gates_few(name)):
+            both = self(x)
+            out = both.new_empty(both.shape[0], both.shape[1] // 2)
+            activation.operator(out, both)
+            return out
+        out = x.new_empty(len(x), self.weight.out_features // 2)
+        tensors, form = self.weight.tensors, self.weight.form
+        torch.ops.kiln.gated_linear.default(x, tensors, self.bias, form, name, out)
+        return out

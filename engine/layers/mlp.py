@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from kiln.engine.layers.linear import Linear
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
+from kiln.jit_kernels.ops.linear.spec import GATED
 
 GATES = MappingProxyType(
     {
@@ -33,23 +33,25 @@ PLAIN = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(gate(x) * up(x)) with gate and up in one projection [2 * intermediate, hidden]."""
+    """down(act(gate(x)) * up(x)) with gate and up in one projection [2 * intermediate, hidden].
+
+    ``activation`` is a key of GATES.
+    """
 
     gate_up: Linear
-    gate: Callable[[torch.Tensor, torch.Tensor], None]  # out [n, d], x [n, 2 * d]
+    activation: str
     down: Linear
 
     @property
     def kernels(self) -> list[KernelSpec]:
-        """The kernels that the layer calls itself."""
-        return [spec for spec in GATES.values() if spec.operator == self.gate]
+        """The kernels that the layer calls itself; few_rows says where it calls the second one."""
+        gate = GATES[self.activation]
+        (name,) = gate.params["activation"]
+        return [gate, *([GATED[name]] if name in GATED else ())]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""
-        both = self.gate_up(x)
-        out = both.new_empty(both.shape[0], both.shape[1] // 2)
-        self.gate(out, both)
-        return self.down(out)
+        return self.down(self.gate_up.gated(x, GATES[self.activation]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.few_rows import describe_product, multiply_experts, multiply_few
+from kiln.engine.layers.few_rows import Epilogue, describe_product, multiply_experts, multiply_few
 from kiln.engine.layers.group_weight import with_zeros_behind
 from kiln.engine.layers.many_rows import many_row_product, multiply_many, multiply_many_experts
 from kiln.engine.layers.weight import DEQUANTISED, Weight
@@ -55,9 +55,13 @@ class MXFP4Weight(Weight):
         """Return x with zeros behind, as many inputs as there are codes."""
         return with_zeros_behind(x, 2 * self.codes.shape[-1])
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x by skinny_gemm, or return False."""
+        return multiply_few(self.form, x, self.codes, to, self.scales)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if multiply_few(self.form, x, self.codes, out, bias, self.scales):
+        if self.multiply_few(x, Epilogue(out, bias)):
             return
         if not multiply_many(x, self.tensors, out, bias):
             Weight.product(self, x, out, bias)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import is_fake
 
-from kiln.engine.layers.few_rows import multiply_experts, multiply_few
+from kiln.engine.layers.few_rows import Epilogue, multiply_experts, multiply_few
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
 TILE_BYTES = 2**26  # of dequantised weights at once
@@ -101,6 +102,20 @@ class Weight(ABC):
             torch.mm(x, self.dequantized(tile, x.dtype).T, out=out[:, tile])
         if bias is not None:
             out += bias
+
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x [num_rows, in] by skinny_gemm, where it is as fast; or return False."""
+        return False
+
+    def gated_product(
+        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> None:
+        """Write act(gate) * up to out [num_rows, out / 2]: of the product's halves."""
+        if self.multiply_few(x, Epilogue(out, bias, activation)):
+            return
+        both = x.new_empty(len(x), self.out_features)
+        self.product(x, both, bias)
+        BY_ACTIVATION[activation].operator(out, both)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
@@ -239,9 +254,13 @@ class DenseWeight(Weight):
         """Return x @ weight.T + bias, by what torch.compile knows."""
         return F.linear(x, self.values, bias)
 
+    def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
+        """Multiply x by skinny_gemm, or return False."""
+        return multiply_few(self.form, x, self.values, to)
+
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if multiply_few(self.form, x, self.values, out, bias):
+        if self.multiply_few(x, Epilogue(out, bias)):
             return
         if bias is None:
             torch.mm(x, self.values.T, out=out)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
+from typing import ClassVar
 
 import torch
 
@@ -97,6 +98,7 @@ class LoRALinear(Linear):
     """A Linear plus scale * B A x for the tokens of each adapter; ``rows`` as in Site."""
 
     rows: torch.Tensor = field(kw_only=True)
+    ends_here: ClassVar[bool] = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, in] to [num_tokens, out]."""

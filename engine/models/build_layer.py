@@ -10,7 +10,7 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.layer_norm import StreamLayerNorm
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.mlp import GATES, GatedMLP, PlainMLP
+from kiln.engine.layers.mlp import GatedMLP, PlainMLP
 from kiln.engine.layers.norm import RMSNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
@@ -164,7 +164,7 @@ class LayerBuilder:
         gate_up = {"gate_proj": inner, "up_proj": inner}
         return GatedMLP(
             self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name, fused),
-            GATES[build.config.activation].operator,
+            build.config.activation,
             self._linear("down_proj", prefix, {down: build.hidden}, inner, bias, name),
         )
 

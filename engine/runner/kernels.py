@@ -11,7 +11,7 @@ from kiln.cache.env import LORA, LORA_CHUNKED
 from kiln.engine.attention.rotate_and_store import store_kernels
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.config import EngineConfig, KVConfig
-from kiln.engine.layers.few_rows import few_row_kernels, with_limits_source
+from kiln.engine.layers.few_rows import few_row_kernels, gates_few, with_limits_source
 from kiln.engine.layers.many_rows import many_row_kernels
 from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
@@ -58,8 +58,10 @@ def called_kernels(
     toggle of LoRA would have no effect.
     """
     family, hf = model
-    called = [*_STEP, *layer_kernels(family, hf), *few_row_kernels(device, needs)]
-    called += many_row_kernels(device, needs)
+    of_layers, few = layer_kernels(family, hf), few_row_kernels(device, needs)
+    if not few or not gates_few("silu") or (config is not None and config.lora.enabled):
+        of_layers = [one for one in of_layers if one.family != SKINNY_GEMM.family]
+    called = [*_STEP, *of_layers, *few, *many_row_kernels(device, needs)]
     rotary_dims = {0 if rope is None else rope.dim for rope in hf.ropes}
     norms = hf.traits.qk_norm in (QKNorm.HEAD, QKNorm.HEAD_WITHOUT_WEIGHT)
     called += store_kernels(hf.head_dim, rotary_dims, norms, device, needs)

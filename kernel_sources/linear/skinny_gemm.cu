@@ -1,5 +1,8 @@
 // out[m, n] = bias[n] + the sum over k of x[m, k] * weight[n, k], for 1 to 8 * TILES rows of x
 //
+// GATE: none, or an activation of kiln/math/activations.cuh. Then weight and bias have 2 * outputs rows,
+// and out[m, n] is GATE(sum n) * sum n + outputs, where each sum is rounded to SCALAR_T first: the
+// same bits as the product, then act_and_mul. It is not there with EXPERTS.
 // x: [rows, inputs], weight: [outputs, inputs], out: [rows, outputs], bias: [outputs] or null.
 // Strides are counted in elements of the tensor. The formats of the weights:
 //   Plain   SCALAR_T. Rows may begin at any address.
@@ -17,7 +20,8 @@
 // EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are
 // sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
 // behind the last end are neither read nor written.
-// Work split: a block computes 16 * TILES outputs. If the grid has fewer blocks than that takes,
+// Work split: a block multiplies 16 * TILES rows of weights: as many outputs, half as many with a
+// GATE. If the grid has fewer blocks than that takes,
 // each goes on with the outputs that are gridDim.x blocks further. With experts a block multiplies
 // up to 8 * TILES rows of one expert. Its 16 warps take turns along the inputs: each multiplies 128
 // bytes of every row of weights at a time, or 64 bytes of 4-bit codes. The sums of the warps are
@@ -28,11 +32,12 @@
 // they are not, because that kernel may still write which expert has which rows. Loads go straight
 // into registers; shared memory holds the sums of the warps.
 // Compile-time parameters (jit_kernels/ops/linear/spec.py): SCALAR_T, WEIGHT, INPUT, SCALED, TILES,
-// EXPERTS.
+// EXPERTS, GATE.
 #include "kiln/math/exact.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/mma.cuh"
 #include "linear/experts.cuh"
+#include "linear/gate.cuh"
 #include "linear/groups.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -53,6 +58,9 @@
 #ifndef EXPERTS
 #define EXPERTS false
 #endif
+#ifndef GATE
+#define GATE none
+#endif
 
 namespace kiln {
 
@@ -69,10 +77,11 @@ constexpr int kAhead = kFourBits ? 1 : 2;  // chunks in flight
 constexpr int kStep = kTurn * kWarps * kChunk;  // inputs from one turn of a warp to the next
 constexpr int kAtOnce = kFourBits ? 1 : kAhead;  // chunks of x in flight
 constexpr int kWindow = kFourBits ? 2 : kVectors;  // vectors of x in flight, of each of them
-// With two tiles a block computes 32 outputs, so that it loads x half as often.
-constexpr int kSets = TILES, kOutputs = kSets * 16;
+// With two tiles a block multiplies 32 rows of weights, so that it loads x half as often.
+constexpr bool kGated = kGates<GATE>;
+constexpr int kSets = TILES, kOfSet = kGated ? 8 : 16, kOutputs = kSets * kOfSet;
 constexpr int kBlocks = 3 - kSets, kBuffers = 3 - kSets;  // of a multiprocessor, of sums
-constexpr int kPitch = kOutputs + 4;  // of sums, so that lanes store in different banks
+constexpr int kPitch = kSets * 16 + 4;  // of sums, so that lanes store in different banks
 
 using T = SCALAR_T;
 template <class Format> struct Element { using type = uint8_t; };
@@ -212,8 +221,12 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
     run = run_of_block<8 * TILES>(expert_of, ends, rows, num_experts);
     if (run.count == 0) return;
   }
-  // The lane's two outputs of the 16 from `first` on. The last output stands in for those behind.
-  const auto own = [&](int first, int more) { return min(first + group + more, outputs - 1); };
+  // The lane's two rows of weights: of the 16 outputs from `first` on, or gate and up of 8 outputs.
+  // The last output stands in for those behind.
+  const auto own = [&](int first, int more) {
+    if (kGated) return min(first + group, outputs - 1) + (more ? outputs : 0);
+    return min(first + group + more, outputs - 1);
+  };
   const int begin = warp * kTurn * kChunk;  // of this warp's first turn
   const auto walk_of = [&](int first) {
     const int low = own(first, 0), high = own(first, 8), g = SCALED > 1 ? begin / SCALED : 0;
@@ -229,7 +242,7 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   const auto start = [&](int first) {  // load the first chunks of these outputs
 #pragma unroll
     for (int s = 0; s < kSets; ++s) {
-      ahead[s] = walk_of(first + s * 16);
+      ahead[s] = walk_of(first + s * kOfSet);
 #pragma unroll
       for (int c = 0; c < kAhead; ++c) {
         ahead[s].load(chunks[c][s], scales, zeros, inputs, aligned);
@@ -244,7 +257,7 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
   float sum[kSets][TILES][4] = {}, total[kSets][TILES][4] = {};
   const auto add_scaled = [&](int s, int n, int index) {
     if constexpr (kCodes && !(kFourBits && SCALED > 1)) {
-      const int low = own(first + s * 16, 0), high = own(first + s * 16, 8);
+      const int low = own(first + s * kOfSet, 0), high = own(first + s * kOfSet, 8);
       const int of_expert = run.expert * expert_scales;
       const Scales factors{scales, of_expert + (low >> outputs_log2) * scale_columns,
                            of_expert + (high >> outputs_log2) * scale_columns,
@@ -316,11 +329,16 @@ skinny_gemm(SCALAR_T* out, const void* x, const void* weight, const float* x_sca
       }
     __syncthreads();  // also before another buffer is written again
     const int m = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs, n = first + column;
-    if (m < run.count && n < outputs) {
-      float y = sums[buffer][0][m][column];
+    const auto total_of = [&](int place, int n) {
+      float y = sums[buffer][0][m][place];
 #pragma unroll
-      for (int w = 1; w < kWarps; ++w) y = add_rn(y, sums[buffer][w][m][column]);
-      if (bias) y = add_rn(y, to_float(bias[int64_t(run.expert) * outputs + n]));
+      for (int w = 1; w < kWarps; ++w) y = add_rn(y, sums[buffer][w][m][place]);
+      return bias ? add_rn(y, to_float(bias[int64_t(run.expert) * outputs + n])) : y;
+    };
+    if (m < run.count && n < outputs) {
+      const int place = kGated ? column / 8 * 16 + column % 8 : column;
+      float y = total_of(place, n);
+      if constexpr (kGated) y = gated<T, GATE>(y, total_of(place + 8, n + outputs));
       from_float(y, out[(run.first + m) * out_stride + n]);
     }
     if constexpr (kBuffers == 1) __syncthreads();

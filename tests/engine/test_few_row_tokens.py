@@ -39,16 +39,21 @@ CASES = [(name, "llama", "bfloat16") for name in CHECKPOINTS] + at_depth(
 
 @pytest.fixture
 def products(monkeypatch):
-    """The rows of each product by the kernel, the format of its weights, and whether of experts."""
+    """The rows of each product by the kernel, the format of its weights, and what is special.
+
+    That is "experts", or the activation behind it.
+    """
     found, decide = [], implementations._decide
 
     def recording(spec, variant, device):
         made = decide(spec, variant, device)
-        if spec.name != "skinny_gemm" or made.implementation == "torch":
+        if spec.family != "linear" or made.implementation == "torch":
             return made
 
         def run(a, bound):
-            found.append((len(a.x), bound.variant["weight"], a.ends is not None))
+            special = "" if a.ends is None else "experts"
+            special = bound.variant.get("gate", special)
+            found.append((len(a.x), bound.variant["weight"], special))
             made.run(a, bound)
 
         return dataclasses.replace(made, run=run)
@@ -113,6 +118,7 @@ def test_tokens_are_those_of_torch_and_bits_those_of_a_request_alone(
     folder = made.folder if packer else made.twin
     check(serve, products, folder, dtype, model.logprobs)
     assert {weight for _, weight, _ in products} == formats
+    assert "silu" in {special for _, _, special in products}
 
 
 def test_experts_of_4_bits_too(serve, products, tmp_path):
@@ -121,8 +127,8 @@ def test_experts_of_4_bits_too(serve, products, tmp_path):
         serve, products, tmp_path, "bfloat16",
         lambda ids: logits(torch.tensor(ids), 32).double().log_softmax(-1),
     )  # fmt: skip
-    assert {(weight, grouped) for _, weight, grouped in products} == {
-        ("Plain", False), ("E2M1", True),
+    assert {(weight, special) for _, weight, special in products} == {
+        ("Plain", ""), ("E2M1", "experts"),
     }  # fmt: skip
 
 
@@ -130,7 +136,7 @@ def check(serve, products, folder, dtype, logprobs):
     """Compare answers with those of torch, and with the exact ``logprobs`` of tokens."""
     llm = serve(folder, dtype, "jit", max_num_batched_tokens=MOST_ROWS)
     together = ask(llm, PROMPTS)
-    assert max(rows for rows, _, grouped in products if not grouped) == MOST_ROWS
+    assert max(rows for rows, _, special in products if special != "experts") == MOST_ROWS
     for count in at_depth((1, 5), (1, 2, 3, 7, 8, 9, 12, 15)):
         first = MOST_ROWS - count
         few = ask(llm, PROMPTS[first:])

@@ -12,15 +12,21 @@ from kiln.jit_kernels.declare.errors import HostFault
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.parity import error_of, expected
 from kiln.jit_kernels.declare.settings import settings
-from kiln.jit_kernels.declare.spec import HOST_GPU, Variant, label
+from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant, label
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.linear.checks import inputs_of
 from kiln.jit_kernels.ops.linear.reference import BLOCK
-from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
+from kiln.jit_kernels.ops.linear.spec import GATED, SKINNY_GEMM
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
 from kiln.jit_kernels.toolchains.template import Unit
 
 _CHAINED = {"rows": 3, "outputs": 64, "inputs": 64}
+GATED_SIZES = (
+    {"rows": 1, "outputs": 8, "inputs": 64},
+    {"rows": 3, "outputs": 40, "inputs": 1280, "bias": 1, "gap": 8, "zeros": 1},
+    {"rows": 8, "outputs": 133, "inputs": 333, "bias": 1, "by_row": 1},
+)
 _LIFT = 2**10  # above the subnormal numbers of fp16
 
 
@@ -86,9 +92,41 @@ def alone(
     return None
 
 
-def built(unit_of: Callable[..., Unit], variant: Variant) -> HostKernel:
+def in_turn(
+    unit_of: Callable[..., Unit], kernels: Sequence[str], seed: int, *, needs: Mapping[str, str]
+) -> str | None:
+    """Run a product with an activation behind it, and both in turn; return whose bits differ."""
+    activation = needs["gate"]
+    spec = GATED[activation]
+    variant = next(spec.variants({"scalar_t": "kiln::bf16", **needs}))
+    for sizes in GATED_SIZES:
+        torch.manual_seed(seed)
+        a = spec.make_arguments(variant, sizes, "cpu")
+        wanted = one_after_the_other(activation, a)
+        try:
+            host.launch(built(unit_of, variant, spec), spec, a, seed=seed)
+        except HostFault as fault:
+            return str(fault)
+        if not torch.equal(a.out.view(torch.int16), wanted.view(torch.int16)):
+            return f"{sizes}: other bits than those of the product and then {activation}"
+    return None
+
+
+def one_after_the_other(activation: str, a: Arguments) -> torch.Tensor:
+    """Return what a gated product of some arguments is, by two kernels."""
+    both = a._replace(out=a.out.new_empty(len(a.x), len(a.weight)))
+    host.run(SKINNY_GEMM, both, env=settings())
+    gate = BY_ACTIVATION[activation]
+    gated = gate.parameters.Arguments(a.out.new_empty(a.out.shape), both.out)
+    host.run(gate, gated, env=settings())
+    return gated.out
+
+
+def built(
+    unit_of: Callable[..., Unit], variant: Variant, spec: KernelSpec = SKINNY_GEMM
+) -> HostKernel:
     """Compile a variant under the checker, with the source that ``unit_of`` renders."""
-    spec, name = SKINNY_GEMM, label(SKINNY_GEMM, variant)
+    name = label(spec, variant)
     unit = unit_of(spec, variant)
     return host.build(unit, spec.entry, spec.c_types, name=name, checked=True, env=settings())
 

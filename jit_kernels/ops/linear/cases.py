@@ -121,6 +121,18 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     }
 
 
+def twice_the_outputs(sizes: Sizes) -> Sizes:
+    """Return the sizes of gates and ups together; ``sizes`` count one of them."""
+    return {**sizes, "outputs": 2 * sizes["outputs"]}
+
+
+def gated_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
+    """Return random x, and weights of gates and then of ups; out is strided if there is a gap."""
+    made = skinny_gemm_inputs(variant, twice_the_outputs(sizes), device)
+    outputs, gap = sizes["outputs"], sizes.get("gap", 0)
+    return {**made, "out": made["out"].new_empty(len(made["x"]), outputs + gap)[:, :outputs]}
+
+
 def _weights(
     variant: Variant, sizes: Sizes, experts: int, device: str
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:

@@ -40,9 +40,9 @@ def inputs_of(weight: torch.Tensor) -> int:
     return weight.shape[-1] * (2 if weight.dtype == torch.uint8 else 1)
 
 
-def variant_of(a: Arguments) -> Variant:
-    """Return the variant that multiplies."""
-    return {
+def variant_of(a: Arguments, gate: str = "") -> Variant:
+    """Return the variant that multiplies. ``gate``: the activation behind it."""
+    variant = {
         "scalar_t": SCALARS[a.out.dtype],
         "weight": _format_of(a.weight, a.scales),
         "input": _format_of(a.x, None),
@@ -50,6 +50,7 @@ def variant_of(a: Arguments) -> Variant:
         "tiles": str(a.tiles),
         "experts": "false" if a.ends is None else "true",
     }
+    return variant | {"gate": gate} if gate else variant
 
 
 def tiles_for(rows: int, experts: int) -> int:
@@ -77,10 +78,15 @@ def _scaled(a: Arguments) -> str:
     return _SCALED[inputs_of(a.weight) // columns] if a.weight.dtype == torch.uint8 else "kByBlock"
 
 
-def why_not(a: Arguments) -> str:
-    """Return why the kernel cannot multiply; an empty text if it can."""
+def why_not(a: Arguments, *, is_gated: bool = False) -> str:
+    """Return why the kernel cannot multiply; an empty text if it can.
+
+    ``is_gated``: whether half of the rows of weights are gates, so that out has half as many.
+    """
     if a.x.dim() != 2 or a.weight.dim() < 2:
         return f"x {list(a.x.shape)} and weight {list(a.weight.shape)} are not of rows"
+    if is_gated and a.weight.dim() != 2:
+        return f"weight {list(a.weight.shape)} is of experts; want one [outputs, inputs]"
     rows, size = a.x.shape
     if problem := _why_no_experts(a):
         return problem
@@ -91,14 +97,13 @@ def why_not(a: Arguments) -> str:
     if a.tiles not in range(1 if lead else -(-rows // TILE_ROWS), MOST_TILES + 1):
         return f"{a.tiles} tiles of {TILE_ROWS} for {rows} rows; want at most {MOST_TILES}"
     wanted = -(-size // CHUNK) * CHUNK if a.weight.dtype == torch.uint8 else size
-    if inputs_of(a.weight) != wanted or a.out.shape != (rows, a.weight.shape[-2]):
+    outputs = a.weight.shape[-2] / (2 if is_gated else 1)
+    if inputs_of(a.weight) != wanted or a.out.shape != (rows, outputs):
         shapes = {name: list(getattr(a, name).shape) for name in ("x", "weight", "out")}
         return f"shapes that do not fit each other: {shapes}"
     if any(one.stride(-1) != 1 for one in (a.x, a.weight, a.out)):
         return "elements of a row are not side by side"
-    if a.bias is not None and not (
-        a.bias.is_contiguous() and a.bias.shape == (*lead, *a.out.shape[1:])
-    ):
+    if a.bias is not None and not (a.bias.is_contiguous() and a.bias.shape == a.weight.shape[:-1]):
         return f"bias {list(a.bias.shape)} is not contiguous, or not of {list(a.weight.shape[:-1])}"
     if a.bias is not None and a.bias.dtype != a.out.dtype:
         return f"bias of {a.bias.dtype} beside out of {a.out.dtype}"

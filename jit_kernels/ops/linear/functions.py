@@ -1,11 +1,11 @@
-"""The public function that multiplies a few rows with weights."""
+"""The public functions that multiply a few rows with weights."""
 
 from __future__ import annotations
 
 import torch
 
 from kiln.jit_kernels.ops.linear.checks import tiles_for
-from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
+from kiln.jit_kernels.ops.linear.spec import GATED, SKINNY_GEMM
 from kiln.jit_kernels.torch_ops import call
 
 
@@ -47,4 +47,39 @@ def skinny_gemm(
         expert_of=expert_of,
         ends=ends,
         tiles=tiles_for(len(x), 0 if ends is None else len(ends)),
+    )
+
+
+def skinny_gemm_and_mul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    activation: str = "silu",
+    *,
+    x_scales: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Write act(gate) * up to out [rows, outputs], where gate, up = (x @ weight.T + bias).chunk(2).
+
+    weight: [2 * outputs, inputs], gates first. ``activation``: silu or gelu_tanh. Gate and up are
+    rounded to out's dtype first, so the bits are those of ``skinny_gemm`` and then
+    ``silu_and_mul`` or ``gelu_tanh_and_mul``. The rest is that of ``skinny_gemm`` without experts.
+    Raises ValueError.
+    """
+    if activation not in GATED:
+        raise ValueError(f"activation {activation!r}: want one of {', '.join(GATED)}")
+    call(
+        GATED[activation],
+        out=out,
+        x=x,
+        weight=weight,
+        x_scales=x_scales,
+        scales=scales,
+        zeros=zeros,
+        bias=bias,
+        expert_of=None,
+        ends=None,
+        tiles=tiles_for(len(x), 0),
     )

@@ -6,6 +6,8 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
+from kiln.jit_kernels.ops.activation.reference import act_and_mul_reference
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.dequantize.reference import codes_of, scale_values
 
 BLOCK = 128  # inputs, and outputs, that share a scale, if not all of an output do
@@ -27,6 +29,14 @@ def skinny_gemm_reference(a: Arguments) -> Results:
         y = weights_of(a.weight[expert], scales, zeros, x) @ x[row]
         out[row] = (y if a.bias is None else y + a.bias[expert].to(wide)).to(a.out.dtype)
     return {"out": out}
+
+
+def gated_reference(activation: str, a: Arguments) -> Results:
+    """act(gate) * up, where x @ weight.T + bias has gates in its first half, ups in the other."""
+    both = a.out.new_empty(len(a.x), a.weight.shape[-2])
+    both = skinny_gemm_reference(a._replace(out=both))["out"]
+    gates = BY_ACTIVATION[activation].parameters.Arguments(out=a.out, x=both)
+    return act_and_mul_reference(activation, gates)
 
 
 def weights_of(

@@ -1,7 +1,9 @@
-"""The spec of the product of a few rows."""
+"""The specs of the product of a few rows, and of those with a gated activation behind it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import MappingProxyType
 
@@ -35,10 +37,14 @@ from kiln.jit_kernels.ops.linear.checks import (
     variant_of,
     why_not,
 )
-from kiln.jit_kernels.ops.linear.reference import BLOCK, skinny_gemm_reference
+from kiln.jit_kernels.ops.linear.reference import (
+    BLOCK,
+    gated_reference,
+    skinny_gemm_reference,
+)
 from kiln.jit_kernels.torch_ops import define
 
-_OUTPUTS, _THREADS = 16, 512  # of a block
+_WEIGHT_ROWS, _THREADS = 16, 512  # of a block
 _FORMATS = MappingProxyType(
     {
         "weight": list(cases.BITS),
@@ -49,11 +55,11 @@ _FORMATS = MappingProxyType(
 _BLOCKS_OF_MULTIPROCESSOR, _LEAST_TURNS, _GROUPED_TURNS = 2, 3, 4
 
 
-def _bind(a: Arguments) -> Bound:
-    if problem := why_not(a):
-        raise ValueError(f"skinny_gemm: {problem}")
-    (rows, size), outputs_ = a.x.shape, a.weight.shape[-2]
-    by_row = a.scales is None or a.scales.shape[-2] == outputs_
+def _bind(name: str, gate: str, a: Arguments) -> Bound:
+    if problem := why_not(a, is_gated=bool(gate)):
+        raise ValueError(f"{name}: {problem}")
+    (rows, size), outputs_ = a.x.shape, a.out.shape[1]
+    by_row = a.scales is None or a.scales.shape[-2] == a.weight.shape[-2]
     grouped = a.ends is not None
     sizes = {"outputs": outputs_}
     if grouped:
@@ -74,17 +80,18 @@ def _bind(a: Arguments) -> Bound:
         "num_experts": len(a.weight) if grouped else 0,
         "aligned": int(is_aligned(a.x) and is_aligned(a.weight)),
     }
-    return Bound(variant_of(a), sizes, numbers)
+    return Bound(variant_of(a, gate), sizes, numbers)
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Return blocks of 16 outputs for each tile of rows, or fewer that go on to further outputs.
+    """Return blocks of 16 rows of weights for each tile, or fewer that go on to further outputs.
 
     That saves the time in which a block has nothing to multiply yet. It pays off with experts, and
     with blocks of 4-bit codes that are so many that all end at about the same time.
     """
     tiles, rows = int(variant["tiles"]), sizes.get("grouped", 0)
-    blocks = -(-sizes["outputs"] // (_OUTPUTS * tiles))
+    of_block = _WEIGHT_ROWS * tiles // (2 if "gate" in variant else 1)
+    blocks = -(-sizes["outputs"] // of_block)
     at_once = _BLOCKS_OF_MULTIPROCESSOR // tiles * gpu.num_multiprocessors
     runs, likely = 1, 1  # of rows of experts; see linear/experts.cuh
     if rows:
@@ -159,7 +166,7 @@ SKINNY_GEMM = KernelSpec(
         "tiles": [str(one + 1) for one in range(MOST_TILES)],
         "experts": ["false", "true"],
     },
-    bind=_bind,
+    bind=partial(_bind, "skinny_gemm", ""),
     geometry=_geometry,
     cost=_cost,
     reference=skinny_gemm_reference,
@@ -174,5 +181,30 @@ SKINNY_GEMM = KernelSpec(
     bench_needs={"scalar_t": "kiln::bf16", "tiles": "1", "experts": "false"},
     paper="https://arxiv.org/abs/2408.11743",  # weights as the left operand of mma
 )
-SPECS = [SKINNY_GEMM]
+
+
+def _gated_cost(variant: Variant, sizes: Sizes) -> Cost:
+    whole = _cost(variant, cases.twice_the_outputs(sizes))
+    rows, item = cases.shape_of_x(variant, sizes)[0], DTYPES[variant["scalar_t"]].itemsize
+    return replace(whole, bytes=whole.bytes - rows * sizes["outputs"] * item)
+
+
+def _gated(activation: str) -> KernelSpec:
+    """Return the spec of act(gate) * up, where x @ weight.T has all gates, and then all ups."""
+    name, few = f"skinny_gemm_{activation}_and_mul", ("Plain", "E4M3", "U4")
+    return replace(
+        SKINNY_GEMM,
+        name=name,
+        params={**SKINNY_GEMM.params, "weight": few, "experts": ["false"], "gate": [activation]},
+        bind=partial(_bind, name, activation),
+        cost=_gated_cost,
+        reference=partial(gated_reference, activation),
+        make_inputs=cases.gated_inputs,
+        tolerance={torch.float16: 2e-3, torch.bfloat16: 1.6e-2},  # gate and up are rounded, too
+        has_unfused_path=True,
+    )
+
+
+GATED = {activation: _gated(activation) for activation in ("silu", "gelu_tanh")}
+SPECS = [SKINNY_GEMM, *GATED.values()]
 define(SPECS)

@@ -7,52 +7,17 @@ import dataclasses
 import pytest
 import torch
 from depth import at_depth
-from product_runs import int4, mxfp4
+from weight_forms import FORMS, INPUTS, codes, dense, scales
 
 from kiln.engine.layers import few_rows
-from kiln.engine.layers.block_weight import BlockGroupWeight, BlockWeight
-from kiln.engine.layers.channel_weight import ChannelWeight, StaticWeight, TokenWeight
+from kiln.engine.layers.channel_weight import ChannelWeight
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.weight import DenseWeight, Weight
-from kiln.engine.layers.weight_parts import MixedWeight, join
+from kiln.engine.layers.weight import Weight
+from kiln.engine.layers.weight_parts import MixedWeight
 from kiln.jit_kernels import implementations
 from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 
-FP8 = torch.float8_e4m3fn
-OUTPUTS, INPUTS = 72, 256
 BOUND = 8e-3  # of a row, relative to its length: the rounding of inputs and results to bf16
-
-
-def _codes(*size: int) -> torch.Tensor:
-    return torch.randn(size).to(FP8)
-
-
-def _scales(*size: int) -> torch.Tensor:
-    return 0.01 + 0.1 * torch.rand(size)
-
-
-def _dense(outputs: int = OUTPUTS) -> Weight:
-    return DenseWeight(torch.randn(outputs, INPUTS).bfloat16() / 16)
-
-
-def _block(kind: type[BlockWeight], first: int = 0) -> BlockWeight:
-    return kind.of(_codes(OUTPUTS, INPUTS), _scales(1 + (first > 56), INPUTS // 128), first)
-
-
-FORMS = {
-    "dense": _dense,
-    "channel": lambda: ChannelWeight(_codes(OUTPUTS, INPUTS), _scales(OUTPUTS, 1)),
-    "token": lambda: TokenWeight(_codes(OUTPUTS, INPUTS), _scales(OUTPUTS, 1)),
-    "static": lambda: StaticWeight(
-        _codes(OUTPUTS, INPUTS), _scales(OUTPUTS, 1), torch.tensor([0.02])
-    ),
-    "block": lambda: _block(BlockWeight),
-    "block from the middle": lambda: _block(BlockWeight, 100),
-    "block group": lambda: _block(BlockGroupWeight),
-    "int4": lambda: int4(128, True, INPUTS),
-    "mxfp4": lambda: mxfp4(INPUTS),
-    "mixed": lambda: join([FORMS["token"](), _dense(8)]),
-}
 
 
 @pytest.fixture
@@ -113,7 +78,7 @@ def test_more_rows_other_dtypes_and_toggles_do_not(environment, runs, name):
 
 def test_rows_of_codes_that_do_not_suit_the_kernel_are_multiplied_otherwise(environment, runs):
     environment(KILN_CPU_KERNELS="host")
-    weight = ChannelWeight(_codes(16, 96), _scales(16, 1))
+    weight = ChannelWeight(codes(16, 96), scales(16, 1))
     _assert_right(weight, torch.randn(2, 96).bfloat16(), None)
     assert not runs
 
@@ -128,7 +93,7 @@ def test_the_log_says_which_rows_the_kernel_multiplies(environment):
 
 
 def test_only_what_the_kernel_multiplies_is_opaque_to_torch_compile(environment):
-    weight = _dense()
+    weight = dense()
     assert not Linear.of(weight, None, torch.bfloat16).is_opaque
     environment(KILN_CPU_KERNELS="host")
     assert Linear.of(weight, None, torch.bfloat16).is_opaque

@@ -24,7 +24,7 @@ def test_every_activation_is_checked_here():
 @pytest.mark.parametrize("name", FORMULAS)
 def test_the_mlp_gates_with_the_first_half(name):
     gate_up, down, x = torch.randn(12, 8), torch.randn(8, 6), torch.randn(5, 8)
-    mlp = GatedMLP(dense(gate_up, torch.ones(12)), GATES[name].operator, dense(down))
+    mlp = GatedMLP(dense(gate_up, torch.ones(12)), name, dense(down))
     gate, up = (x @ gate_up.T + 1).chunk(2, dim=-1)
     torch.testing.assert_close(mlp(x), FORMULAS[name](gate) * up @ down.T)
 

@@ -198,7 +198,8 @@ def build(
 ) -> SparseMLP:
     """Build the sparse layer of a model, or a rank's part of it."""
     make = Parameters(FusedExperts(source, experts), quantization, dtype, CPU)
-    hidden, gate = all_of(HIDDEN), GATES.get(experts.activation.name, GATES["silu"])
+    hidden, name = all_of(HIDDEN), experts.activation.name
+    activation = name if name in GATES else "silu"
 
     def mlp(name: str, prefix: str, size: int) -> GatedMLP:
         def linear(role: str, parts: list[str], outputs: Share, inputs: Share) -> Linear:
@@ -207,7 +208,7 @@ def build(
 
         inner = split.equal(size, prefix, "outputs")
         gate_up = linear("gate_up_proj", ["gate_proj", "up_proj"], inner, hidden)
-        return GatedMLP(gate_up, gate.operator, linear("down_proj", ["down_proj"], hidden, inner))
+        return GatedMLP(gate_up, activation, linear("down_proj", ["down_proj"], hidden, inner))
 
     builder = ExpertBuilder(experts, hidden, make, split, mlp)
     return builder.layer(f"layers.{LAYER}.", f"model.layers.{LAYER}.")

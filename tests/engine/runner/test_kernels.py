@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from kiln.cache.env import EnvError, read
 from kiln.engine.config import (
     EngineConfig,
     KVConfig,
+    LoRAConfig,
     ModelConfig,
     SchedulerConfig,
     SpeculativeConfig,
@@ -33,10 +35,12 @@ PLAIN = {
     "step_inputs": 1, "sample_tokens": 1, "token_edits": 1, "ban_words": 1, "rope_store": 1,
     "shared_blocks": 1, "attention_plan": 1, "paged_attention": 1, "prefill_plan": 1,
     "fused_add_rms_norm": 1, "silu_and_mul": 1,
-    "skinny_gemm": 2,
+    "skinny_gemm": 2, "skinny_gemm_silu_and_mul": 2,
 }  # fmt: skip
 PREFILL = {"sm_80": {"paged_prefill": 1}, "sm_90a": {"paged_prefill_wgmma": 1}}
-ROUTING = {"route_tokens": 1, "align_tokens": 1, "skinny_gemm": 4}
+ROUTING = {
+    "route_tokens": 1, "align_tokens": 1, "skinny_gemm": 4, "skinny_gemm_silu_and_mul": 0,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -133,7 +137,11 @@ def test_drafts_call_what_verifies_them(kernel_calls, folder_of):
         ("llama", {}, {}),
         ("qwen3", {"head_dim": 64}, {}),
         ("mixtral", {}, ROUTING),
-        ("llama-one-kv-head-tied-gelu", {}, {"gelu_and_mul": 1, "silu_and_mul": 0}),
+        (
+            "llama-one-kv-head-tied-gelu",
+            {},
+            {"gelu_and_mul": 1, "silu_and_mul": 0, "skinny_gemm_silu_and_mul": 0},
+        ),
     ],
 )
 def test_the_programs_of_a_model_on_a_gpu(folder_of, name, more, wanted, arch):
@@ -156,6 +164,18 @@ def test_a_toggle_of_a_family_without_a_caller_is_not_ignored(
     specs = called_kernels(PLAIN_CONFIG, model, torch.device("cpu"), needs)
     assert ("quantize" in {spec.name for spec in specs}) == there
     assert "attention_plan" not in {spec.name for spec in specs}
+
+
+@pytest.mark.parametrize(
+    ("lora", "variables"), [(True, {}), (False, {"KILN_LINEAR": "triton"})], ids=str
+)
+def test_no_gated_product_is_loaded_where_none_is_called(folder_of, environment, lora, variables):
+    environment(**variables)
+    config = replace(PLAIN_CONFIG, lora=LoRAConfig(root="adapters" if lora else None))
+    model = read_model(folder_of("llama"))
+    needs = kernel_needs(model[1], torch.bfloat16, torch.bfloat16)
+    specs = called_kernels(config, model, torch.device("cuda"), needs)
+    assert [spec.name for spec in specs if spec.family == "linear"] == ["skinny_gemm"]
 
 
 def test_lora_chunked_alone_is_refused_without_adapters_too(folder_of, environment):

@@ -202,7 +202,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path, environment, monkeypatch):
 
 def test_a_model_without_any_such_product_is_told(tmp_path, environment, monkeypatch):
     environment(KILN_CPU_KERNELS="host")
-    monkeypatch.setattr(few_rows, "why_not", lambda arguments: "no such codes")
+    monkeypatch.setattr(few_rows, "why_not", lambda arguments, is_gated: "no such codes")
     with pytest.raises(ConfigError, match="no product of this model in bfloat16"):
         tune(model_of(tmp_path), Timer(monkeypatch, 16))
 

@@ -1,6 +1,7 @@
 """Faults planted in the activation kernels; see test_faults.py."""
 
-_GATED, _PIECES = "kiln/rows/gated.cuh", "activation/pieces.cuh"
+_PIECES = "activation/pieces.cuh"
+_ACTIVATIONS = "kiln/math/activations.cuh"
 _FLOAT = {"scalar_t": "float"}
 _SMALL = [{"rows": 5, "d": 256, "gap": 8}]
 _CLAMPED = {"kernel": "clamped_swiglu", "sizes": _SMALL}
@@ -67,7 +68,7 @@ FAULTS = [
         "name": "the distribution of the wrong side",
         "old": "x > 0.0f ? sub_rn(1.0f, p) : p",
         "new": "x < 0.0f ? sub_rn(1.0f, p) : p",
-        "header": _GATED,
+        "header": _ACTIVATIONS,
         "sizes": _SMALL,
     },
     {
@@ -75,7 +76,7 @@ FAULTS = [
         "name": "a coefficient a little off",
         "old": "7.084459219894639e-3f",
         "new": "7.15e-3f",
-        "header": _GATED,
+        "header": _ACTIVATIONS,
         "needs": _FLOAT,
         "sizes": _SMALL,
     },
@@ -84,7 +85,7 @@ FAULTS = [
         "name": "wrong scale",
         "old": "0.044715f",
         "new": "0.045f",
-        "header": _GATED,
+        "header": _ACTIVATIONS,
         "needs": _FLOAT,
         "sizes": _SMALL,
     },

@@ -67,7 +67,7 @@ _CHUNKS = [
 ]  # fmt: skip
 
 _SETS = [
-    ("weights of the first 16 outputs for 32", "walk_of(first + s * 16)", "walk_of(first)",
+    ("weights of the first 16 outputs for 32", "walk_of(first + s * kOfSet)", "walk_of(first)",
      _STRIDED),
     ("chunks of the first 16 outputs for 32", "% kAhead][s], w[a]", "% kAhead][0], w[a]", _STRIDED),
     ("only the first 16 outputs go on", "ahead[s].advance(c + kAhead + a)",
@@ -96,7 +96,8 @@ _CODES = [
     ("scales of x of the first tile", "min(tile * 8 + int(", "min(int(", _LONG, _X_CODED,
      _TWO_TILES),
     ("scales of the first 16 outputs for 32",
-     "own(first + s * 16, 0), high = own(first + s * 16, 8)", "own(first, 0), high = own(first, 8)",
+     "own(first + s * kOfSet, 0), high = own(first + s * kOfSet, 8)",
+     "own(first, 0), high = own(first, 8)",
      _STRIDED, _X_PLAIN, _TWO_TILES),
     ("the sums in place of those with scales", "SCALED == kNone ? sum", "SCALED != kByBlock ? sum",
      _ONE, _X_CODED),

@@ -119,7 +119,7 @@ _FURTHER = [
      "if constexpr (kBuffers == 1) __syncthreads();", "", _TWO_TILES, {"seeds": 3}),
     ("sums read from the first buffer", "sums[buffer][w]", "sums[0][w]"),
     ("the scales of a block's first outputs",
-     "low = own(first + s * 16, 0), high = own(first + s * 16, 8)",
+     "low = own(first + s * kOfSet, 0), high = own(first + s * kOfSet, 8)",
      "low = own(blockIdx.x * kOutputs, 0), high = own(blockIdx.x * kOutputs, 8)", _ALL),
     ("the bias of a block's first outputs", "* outputs + n])",
      "* outputs + blockIdx.x * kOutputs + column])"),
