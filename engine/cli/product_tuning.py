@@ -97,4 +97,5 @@ def times_table(found: Sequence[TunedProduct]) -> Table:
 def _name(one: TunedProduct) -> str:
     product = one.product
     size = f"{product.outputs} x {one.inputs}"
-    return f"{', '.join(one.roles)} {size} {product.form} {product.dtype}"
+    stored = "" if product.stored == product.dtype else f" of {product.stored}"
+    return f"{', '.join(one.roles)} {size} {product.form}{stored} {product.dtype}"

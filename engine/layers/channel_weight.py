@@ -39,7 +39,7 @@ class ChannelWeight(Weight):
 
     def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
         """Multiply x by skinny_gemm, or return False."""
-        return self._is_fp8 and multiply_few(self.form, x, self.codes, to, self.scales)
+        return multiply_few(self.form, x, self.codes, to, self.scales)
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
@@ -50,22 +50,14 @@ class ChannelWeight(Weight):
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
-        if self._is_fp8:
-            own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
-            if (out := multiply_experts(*own)) is not None:
-                return out
-        return Weight.grouped(self, rows, ends, experts)
+        own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
+        out = multiply_experts(*own)
+        return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"{self._codes_name}, one scale per output, {self._with_few_rows(DEQUANTISED)}"
-
-    def _with_few_rows(self, others: str) -> str:
-        return describe_product(self.form, self.codes, others) if self._is_fp8 else others
-
-    @property
-    def _is_fp8(self) -> bool:
-        return self.codes.dtype == torch.float8_e4m3fn
+        product = describe_product(self.form, self.codes, DEQUANTISED)
+        return f"{self._codes_name}, one scale per output, {product}"
 
     @property
     def _codes_name(self) -> str:
@@ -85,9 +77,9 @@ class RoundedProduct(ChannelWeight):
 
     @property
     def _product_name(self) -> str:
-        if not multiplies_rows(self.codes):
-            return self._with_few_rows(DEQUANTISED)
-        return "torch._int_mm" if not self._is_fp8 else self._with_few_rows("torch._scaled_mm")
+        others = "torch._int_mm" if self.codes.dtype == torch.int8 else "torch._scaled_mm"
+        others = others if multiplies_rows(self.codes) else DEQUANTISED
+        return describe_product(self.form, self.codes, others)
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x rounded to codes, in its own dtype."""
@@ -96,7 +88,7 @@ class RoundedProduct(ChannelWeight):
 
     def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
         """Multiply x, rounded, by skinny_gemm; or return False."""
-        if not (self._is_fp8 and multiplies_few(self.form, self.codes, to.out.dtype, len(x))):
+        if not multiplies_few(self.form, self.codes, to.out.dtype, len(x)):
             return False
         rounded, x_scales = self.rounded(x, None)
         return multiply_few(self.form, rounded, self.codes, to, self.scales, x_scales)
@@ -116,7 +108,7 @@ class RoundedProduct(ChannelWeight):
     ) -> torch.Tensor:
         """Return each row times the weights of its expert."""
         dtype = rows.dtype
-        if self._is_fp8 and multiplies_experts(self.form, self.codes, dtype, len(rows)):
+        if multiplies_experts(self.form, self.codes, dtype, len(rows)):
             codes, x_scales = self.rounded(rows, experts)
             own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
             if (out := multiply_experts(*own)) is not None:

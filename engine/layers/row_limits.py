@@ -27,7 +27,8 @@ from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 
 _MIB = 2**20
 # By form: (most bytes of weights, most rows), measured on an H100 with 2 to 235 MB of weights; see
-# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory.
+# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. int8 was not
+# measured: it has as many bytes as fp8, and torch pads rows that are so few to 17.
 BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
     {
         "DenseWeight": ((40 * _MIB, 16), (math.inf, 8)),
@@ -40,7 +41,8 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast.
+# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. Of
+# codes with a scale per output, fp8 was measured, and int8 is taken to be like it.
 _OF_EXPERTS: Mapping[str, int] = MappingProxyType(
     {
         "DenseWeight": 4,
@@ -62,19 +64,22 @@ _FOLDER, _WHAT = "linear", "the table of kiln warmup --tune"
 class Product(NamedTuple):
     """A product of few rows: the form of its weights, the dtype of x, outputs and inputs.
 
-    Where a byte of the weights holds several inputs, ``inputs`` counts bytes.
+    ``stored`` is the dtype of the weights: a form may have codes of several. Where a byte of the
+    weights holds several inputs, ``inputs`` counts bytes.
     """
 
     form: str
     dtype: str
     outputs: int
     inputs: int
+    stored: str
 
 
 def product_of(form: str, weight: torch.Tensor, dtype: torch.dtype) -> Product:
     """Return the product with weights [outputs, inputs] of a form."""
     outputs, inputs = weight.shape
-    return Product(form, str(dtype).removeprefix("torch."), outputs, inputs)
+    of_x, stored = (str(one).removeprefix("torch.") for one in (dtype, weight.dtype))
+    return Product(form, of_x, outputs, inputs, stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class ChannelFP8(Scheme):
 
     @property
     def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The variant of skinny_gemm, if the codes are floats."""
-        return ("E4M3", "kByOutput") if self.dtype == FP8 else ()
+        """The variant of skinny_gemm."""
+        return ("E4M3" if self.dtype == FP8 else "I8", "kByOutput")
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]

@@ -25,6 +25,7 @@ from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 
 # Inputs that share a scale, for the value of SCALED.
 _GROUPS = MappingProxyType({"kByOutput": "0", "kBy32": "32", "kBy64": "64", "kByBlock": "128"})
+_OF_BYTES = ("E4M3", "I8")  # formats of codes to which activations may be rounded too
 
 
 def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
@@ -63,12 +64,12 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
             routing["router_t"] = "float"
     few = sorted({one.few_rows for one in config.quantization.schemes if one.few_rows})
     rounds = config.quantization.rounds_activations
-    has_fp8 = any(weight == "E4M3" for weight, _ in few)
+    formats = list(dict.fromkeys(weight for weight, _ in few))
     return {
         "scalar_t": scalar,
         **routing,
-        "weight": [*dict.fromkeys(["Plain", *(weight for weight, _ in few)])],
-        "input": ["Plain", "E4M3"] if has_fp8 and rounds else ["Plain"],
+        "weight": ["Plain", *formats],
+        "input": ["Plain", *(one for one in formats if rounds and one in _OF_BYTES)],
         "scaled": [*dict.fromkeys(["kNone", *(scaled for _, scaled in few)])],
         "experts": ["false"] if experts is None else ["false", "true"],
         "group": [_GROUPS[scaled] for weight, scaled in few if weight in ("U4", "E2M1")],

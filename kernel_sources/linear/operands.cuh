@@ -5,6 +5,7 @@
 // an mma is therefore not that of memory. But it is the same for the weights and for x, so the sum
 // of products has the same terms. The formats with two codes in a byte are in four_bits.cuh.
 #pragma once
+#include "kiln/math/int8.cuh"
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/fp8.cuh"
 #include "kiln/rows/words.cuh"
@@ -38,6 +39,20 @@ struct E4M3 {
     Pairs<4> to;
     unpack_e4m3<T>(from.w[2 * p], to.w[0], to.w[1]);
     unpack_e4m3<T>(from.w[2 * p + 1], to.w[2], to.w[3]);
+    return to;
+  }
+};
+
+// Whole numbers from -128 to 127. T can represent these too.
+struct I8 {
+  static constexpr int kElements = 16;
+  using Scale = float;
+  template <class T> KILN_FN static float restore() { return 1; }
+  template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
+  template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {
+    Pairs<4> to;
+    unpack_int8<T>(from.w[2 * p], to.w[0], to.w[1]);
+    unpack_int8<T>(from.w[2 * p + 1], to.w[2], to.w[3]);
     return to;
   }
 };

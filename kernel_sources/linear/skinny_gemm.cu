@@ -7,11 +7,12 @@
 // Strides are counted in elements of the tensor. The formats of the weights:
 //   Plain   SCALAR_T. Rows may begin at any address.
 //   E4M3    8-bit floats. A row has a multiple of 64 of them, of 128 if SCALED = kByBlock.
+//   I8      8-bit integers, with SCALED = kByOutput. A row has a multiple of 64 of them.
 //   U4      4-bit integers in the order of jit_kernels/ops/shared/four_bits.py, with zeros behind
 //           the inputs up to a multiple of 128. zeros: their zero points; null stands for 8.
 //   E2M1    4-bit floats, in the same order, without zero points.
-// Beside E4M3, U4 and E2M1, rows of weight and x begin and end at multiples of 16 bytes. x is
-// SCALAR_T or, beside E4M3, E4M3 too. SCALED says what shares a scale (and a zero point):
+// Beside codes, rows of weight and x begin and end at multiples of 16 bytes. x is SCALAR_T or,
+// beside E4M3 and I8, of the same format. SCALED says what shares a scale (and a zero point):
 //   kNone                  there are no scales
 //   kByOutput              all inputs of an output; of x, all inputs of a row
 //   kByBlock, kBy64, kBy32 128, 64 or 32 inputs of an output; or, with outputs_log2 = 7, 128 inputs
@@ -91,7 +92,7 @@ using Input = Element<INPUT>::type;
 using Scale = WEIGHT::Scale;
 
 // Load a lane's elements of a row, from p on, which is the k-th. Elements behind the end of the row
-// are zeros; an e4m3 row ends with whole vectors.
+// are zeros; a row of codes ends with whole vectors.
 template <bool kEarly, class Source>
 KILN_FN Words part_of_row(const Source* p, int k, int inputs, bool aligned) {
   if (k >= inputs) return Words{};
@@ -182,7 +183,7 @@ KILN_FN void multiply(float (&total)[4], float (&sum)[4], const Chunk& chunk, co
 struct Scales {
   const Scale* scales;
   int of_low, of_high;  // of the outputs g and g + 8 in scales
-  const float* of_x;    // x_scales; null if x is not e4m3
+  const float* of_x;    // x_scales; null if x is not of codes
   int row, column;      // strides of of_x
   Run run;
 

@@ -57,7 +57,10 @@ def _cancelling(a: Arguments) -> Arguments:
     half = inputs // step // 2 * step
     word = torch.int16 if a.x_scales is None else torch.int8
     x, weight = a.x.view(word), a.weight.view(torch.int16 if a.scales is None else torch.int8)
-    x[:, half : 2 * half] = x[:, :half] ^ torch.iinfo(word).min  # the sign
+    if a.x.dtype == torch.int8:
+        x[:, half : 2 * half] = -x[:, :half].clamp_(min=-127)
+    else:
+        x[:, half : 2 * half] = x[:, :half] ^ torch.iinfo(word).min  # the sign
     x[:, 2 * half :] = 0
     places = half // 2 if a.weight.dtype == torch.uint8 else half
     weight[:, places : 2 * places] = weight[:, :places]

@@ -34,5 +34,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[..., None
 def measured(form: str = "DenseWeight", rows: int = 12, **other: Any) -> dict[str, Any]:
     """Return a product as it stands in a table."""
     return {
-        "form": form, "dtype": "bfloat16", "outputs": 64, "inputs": 256, "most_rows": rows, **other,
+        "form": form, "dtype": "bfloat16", "outputs": 64, "inputs": 256, "stored": "bfloat16",
+        "most_rows": rows, **other,
     }  # fmt: skip

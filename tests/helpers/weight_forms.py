@@ -19,6 +19,11 @@ def codes(*size: int) -> torch.Tensor:
     return torch.randn(size).to(FP8)
 
 
+def int8(*size: int) -> torch.Tensor:
+    """Return 8-bit integers."""
+    return torch.randint(-128, 128, size, dtype=torch.int8)
+
+
 def scales(*size: int) -> torch.Tensor:
     """Return scales from 0.01 to 0.11."""
     return 0.01 + 0.1 * torch.rand(size)
@@ -40,6 +45,11 @@ FORMS = {
     "token": lambda: TokenWeight(codes(OUTPUTS, INPUTS), scales(OUTPUTS, 1)),
     "static": lambda: StaticWeight(
         codes(OUTPUTS, INPUTS), scales(OUTPUTS, 1), torch.tensor([0.02])
+    ),
+    "int8 channel": lambda: ChannelWeight(int8(OUTPUTS, INPUTS), scales(OUTPUTS, 1)),
+    "int8 token": lambda: TokenWeight(int8(OUTPUTS, INPUTS), scales(OUTPUTS, 1)),
+    "int8 static": lambda: StaticWeight(
+        int8(OUTPUTS, INPUTS), scales(OUTPUTS, 1), torch.tensor([0.03])
     ),
     "block": lambda: block(BlockWeight),
     "block from the middle": lambda: block(BlockWeight, 100),

@@ -1,4 +1,4 @@
-"""Every code of 4 bits and every zero point, as the pairs that tensor cores take."""
+"""Every code of 4 bits, every zero point and every int8, as the pairs that tensor cores take."""
 
 from __future__ import annotations
 
@@ -26,24 +26,38 @@ extern "C" __global__ void k(const uint32_t* words, uint32_t* out, int n, int ze
   }
 }
 """
+# All 16 codes of four words.
+OCTETS = """#include "linear/operands.cuh"
+using namespace kiln;
+extern "C" __global__ void k(const uint32_t* words, uint32_t* out, int n, int) {
+  for (int i = 4 * threadIdx.x; i < n; i += 4 * 32) {
+    const Words from{{words[i], words[i + 1], words[i + 2], words[i + 3]}};
+    for (int piece = 0; piece < 2; ++piece) {
+      const Pairs<4> own = FORMAT::piece<T>(from, piece, 0);
+      for (int p = 0; p < 4; ++p) out[2 * i + 4 * piece + p] = own.w[p];
+    }
+  }
+}
+"""
+BODIES = {"U4": BODY, "E2M1": BODY, "I8": OCTETS}
 
 
 def unit_of(name, kind):
-    text = BODY.replace("FORMAT", kind).replace("<T>", f"<{name}>")
+    text = BODIES[kind].replace("FORMAT", kind).replace("<T>", f"<{name}>")
     return Unit("pairs.cu", text, include_closure(text))
 
 
 def pairs_of(name, kind, packed, zero=0):
-    """Return what a word's pairs hold, in the order of the words, [words, 8]."""
-    words = packed.view(torch.int32).contiguous()
-    out = torch.empty(4 * words.numel(), dtype=torch.int32)
+    """Return what a word's pairs hold, in the order of the words, [words, 4 or 8]."""
+    words, per_word = packed.view(torch.int32).contiguous(), 4 if kind == "I8" else 8
+    out = torch.empty(per_word // 2 * words.numel(), dtype=torch.int32)
     kinds = ["pointer", "pointer", "int32", "int32"]
     kernel = host.build(unit_of(name, kind), "k", kinds, name="k", checked=True, env=settings())
     world = World(checked=True)
     geometry = LaunchGeometry((1, 1, 1), (32, 1, 1))
     world.enqueue(0, kernel, geometry, (words, out, words.numel(), zero))
     world.run()
-    return out.view(DTYPES[name]).view(-1, 8)
+    return out.view(DTYPES[name]).view(-1, per_word)
 
 
 def every_pair():
@@ -74,7 +88,18 @@ def test_every_e2m1_is_exact(name):
     assert torch.equal(got.signbit(), codes > 7)
 
 
-@pytest.mark.parametrize("kind", ["U4", "E2M1"])
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_int8_is_exact(name):
+    """At every place of a word, beside every other one."""
+    codes = torch.arange(-128, 128).to(torch.int8)
+    pairs = torch.stack([codes.repeat(256), codes.repeat_interleave(256)], 1)
+    words = torch.cat([pairs, pairs.flip(0)], 1)
+    got = pairs_of(name, "I8", words)
+    assert torch.equal(got, words.to(DTYPES[name]))
+    assert not got[words == 0].signbit().any()
+
+
+@pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("name", DTYPES)
 def test_it_compiles_for_every_target_with_tensor_cores_for_it(name, kind):
     for arch in ALL_ARCHS:

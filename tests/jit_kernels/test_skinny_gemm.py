@@ -43,9 +43,10 @@ FORMATS = list(SKINNY_GEMM.variants(NEEDS))
 FOUR_BITS = ("U4", "E2M1")
 OF_FOUR_BITS = [one for one in FORMATS if one["weight"] in FOUR_BITS]
 _OF_OUTPUTS = ("weight", "scales", "zeros", "bias")
-of_every_format, of_four_bits = (
+OF_INT8 = [one for one in FORMATS if one["weight"] == "I8"]
+of_every_format, of_four_bits, of_int8 = (
     pytest.mark.parametrize("variant", some, ids=[label(SKINNY_GEMM, one) for one in some])
-    for some in (FORMATS, OF_FOUR_BITS)
+    for some in (FORMATS, OF_FOUR_BITS, OF_INT8)
 )
 of_both_tiles = pytest.mark.parametrize("tiles", ["1", "2"])
 CODE = torch.float8_e4m3fn
@@ -196,6 +197,25 @@ def test_whole_numbers_are_multiplied_exactly(variant, tiles):
         for a, want in exact_products(variant | {"tiles": tiles}, inputs):
             bits(a)
             assert torch.equal(a.out, want), inputs
+
+
+@of_int8
+@of_both_tiles
+def test_whole_numbers_of_8_bits_are_multiplied_exactly(variant, tiles):
+    """No sum of a warp reaches 2^24, and scales are powers of two: only results are rounded."""
+    variant, dtype = variant | {"tiles": tiles}, DTYPES[variant["scalar_t"]]
+    for inputs in (64, 576, 2240):
+        torch.manual_seed(inputs)
+        sizes = {"rows": 3, "outputs": 34, "inputs": inputs}
+        a = SKINNY_GEMM.make_arguments(variant, sizes, "cpu")
+        if a.x_scales is None:
+            a.x.copy_(torch.randint(-256, 257, a.x.shape))
+        for scales in (a.scales, a.x_scales):
+            if scales is not None:
+                scales.copy_(torch.randint(-10, -5, scales.shape).float().exp2())
+        wanted = expected(SKINNY_GEMM, a)["out"]
+        bits(a)
+        assert torch.equal(a.out, wanted.to(dtype)), inputs
 
 
 @of_four_bits

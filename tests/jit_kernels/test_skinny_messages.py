@@ -65,6 +65,10 @@ def eight(input_="Plain", scaled="kByOutput"):
     return of("E4M3", input_, scaled)
 
 
+def int8():
+    return of("I8", "I8")
+
+
 def apart(tensor):
     """Return the same tensor with other strides."""
     return tensor.repeat_interleave(2, -1)[..., ::2]
@@ -123,6 +127,17 @@ def moved(tensor):
         (eight, "zeros", lambda _: torch.zeros(12, 1).short(), "zeros .* beside weights of .*8_e4"),
         (eight, "scales", lambda one: one[:5], r"scales \[5, 1\] of .* beside weights \[12, 256\]"),
         (eight, "scales", torch.Tensor.bfloat16, r"scales \[12, 1\] of torch.bfloat16 beside"),
+        (int8, "x", lambda one: one[:, :96], "shapes that do not fit each other"),
+        (int8, "scales", None, r"codes in \['x', 'weight'\] and scales of \['x'\]"),
+        (
+            int8,
+            "scales",
+            lambda one: one.expand(12, 2).contiguous(),
+            r"scales \[12, 2\] of torch.float32 beside weights \[12, 256\] of torch.int8",
+        ),
+        (int8, "scales", lambda one: one[:1], r"scales \[1, 1\] of .* beside .* of torch.int8"),
+        (int8, "x_scales", lambda one: one[:3], r"x_scales \[3, 1\] of .*; want \[4, 1\]"),
+        (int8, "weight", moved, "beside codes, rows of weight do not begin and end at"),
     ],
 )
 def test_it_names_the_argument_that_does_not_fit(made, name, change, message):
@@ -156,6 +171,32 @@ def test_codes_of_4_bits_beside_codes_of_x():
     weight = torch.zeros(12, 128, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"^skinny_gemm: codes of 4 bits beside x of .*e4m3fn"):
         SKINNY_GEMM.bind(a._replace(x=x, x_scales=x_scales, weight=weight))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "message"),
+    [
+        (torch.int8, CODE, "codes of torch.int8 in x beside weights of torch.float8_e4m3fn"),
+        (CODE, torch.int8, "codes of torch.float8_e4m3fn in x beside weights of torch.int8"),
+        (torch.uint8, torch.int8, "codes of torch.uint8 in x beside weights of torch.int8"),
+        (torch.int8, torch.bfloat16, r"codes in \['x'\] and scales of \['x'\]"),
+        (torch.int8, torch.uint8, "codes of 4 bits beside x of torch.int8"),
+        (torch.uint8, torch.uint8, "codes of 4 bits beside x of torch.uint8"),
+    ],
+)
+def test_codes_of_another_format_in_x(x, weight, message):
+    inputs = 128
+    size = (8, inputs // 2 if weight == torch.uint8 else inputs)
+    a = eight("E4M3")._replace(
+        x=torch.zeros(4, inputs).to(x),
+        weight=torch.zeros(size).to(weight),
+        out=torch.empty(4, 8, dtype=torch.bfloat16),
+        scales=None if weight == torch.bfloat16 else torch.ones(8, 1),
+        x_scales=torch.ones(4, 1),
+        bias=None,
+    )
+    with pytest.raises(ValueError, match=f"^skinny_gemm: {message}"):
+        SKINNY_GEMM.bind(a)
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (4, 1), (4,)])

@@ -36,7 +36,7 @@ from kiln.jit_kernels.registry import triton_form
 # Outputs and inputs of qkv, o, gate_up and down: of Qwen3-0.6B and of Llama-3-8B.
 SMALL = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 LARGE = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-OF_FP8 = tuple(size for size in LARGE if size != (4096, 4096))
+OF_OCTETS = tuple(size for size in LARGE if size != (4096, 4096))
 ROWS = (1, 8, MOST_ROWS)
 FEW_ROWS = (1, 8)  # of these, Triton and Inductor are timed, which compile for seconds
 COMPILED = ((4096, 1024), (4096, 4096))  # sizes that Inductor compiles
@@ -55,6 +55,8 @@ FORMS: Mapping[str, Make] = {
     "bf16": DenseWeight,
     "fp8 channel, weights only": ChannelFP8("channel", "none").quantized,
     "fp8 channel, token": ChannelFP8("channel", "token").quantized,
+    "int8 channel, weights only": ChannelFP8("channel", "none", torch.int8).quantized,
+    "int8 channel, token": ChannelFP8("channel", "token", torch.int8).quantized,
     "fp8 block, weights only": BlockFP8("", rounds=False).quantized,
     "fp8 block, groups of 128": BlockFP8("").quantized,
     **OF_4_BITS,
@@ -65,7 +67,8 @@ def products(args: argparse.Namespace) -> list[Row]:
     """Return one row per form, size and number of rows: microseconds, and whether bits agree."""
     copied = measure_ceilings("cuda").copy_bytes_s
     cases = [("bf16", size) for size in (*LARGE, *SMALL)]
-    cases += [(form, size) for form in FORMS if form.startswith("fp8") for size in OF_FP8]
+    octets = [form for form in FORMS if form.startswith(("fp8", "int8"))]
+    cases += [(form, size) for form in octets for size in OF_OCTETS]
     cases += [(form, size) for form in OF_4_BITS for size in LARGE]
 
     def rows_of(case: tuple[str, tuple[int, int]]) -> Iterable[Row]:

@@ -13,7 +13,8 @@ from kiln.jit_kernels.ops.linear.reference import BLOCK
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK, pack_codes
 
 # The bits of a weight's code; 0: of the dtype.
-BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "U4": 4, "E2M1": 4})
+BITS = MappingProxyType({"Plain": 0, "E4M3": 8, "I8": 8, "U4": 4, "E2M1": 4})
+_STEPS = MappingProxyType({"E4M3": 1, "I8": 64})  # what codes are divided by, to be near 1
 _GROUPS = MappingProxyType({"kByBlock": 128, "kBy64": 64, "kBy32": 32})  # inputs of a scale
 # "rows" counts the rows of the last tile of 8; with two tiles there are 8 more. Beside codes,
 # "inputs" is rounded up to the next multiple that the kernel takes. Of variants with experts, the
@@ -52,7 +53,8 @@ def padded(variant: Variant, inputs: int) -> int:
 
 def shape_of_x(variant: Variant, sizes: Sizes) -> tuple[int, int]:
     """Return the rows and inputs of a case of a variant."""
-    steps = {"kByOutput": BLOCK // 2, "kByBlock": BLOCK} if variant["weight"] == "E4M3" else {}
+    is_octet = BITS[variant["weight"]] == 8
+    steps = {"kByOutput": BLOCK // 2, "kByBlock": BLOCK} if is_octet else {}
     step = steps.get(variant["scaled"], 1 if variant["weight"] == "Plain" else 8)
     inputs = -(-sizes["inputs"] // step) * step
     if BITS[variant["weight"]] == 4 and variant["scaled"] == "kByBlock":
@@ -94,10 +96,11 @@ def skinny_gemm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     wide = inputs + gap * (1 if variant["weight"] == "Plain" else 8)
     x = torch.randn(rows, wide, dtype=torch.float32, device=device).to(dtype)
     x_scales = expert_of = ends = None
-    if variant["input"] == "E4M3":
-        x, by_row = _octets(rows, inputs + 16 * gap, device), sizes.get("by_row")
+    if variant["input"] != "Plain":
+        x, by_row = _octets(rows, inputs + 16 * gap, variant["input"], device), sizes.get("by_row")
         columns = inputs // BLOCK if variant["scaled"] == "kByBlock" else 1
         x_scales = _scales(rows, columns, device) if by_row else _scales(columns, rows, device).T
+        x_scales = x_scales / _STEPS[variant["input"]]
     weight, scales, zeros = _weights(variant, sizes, lead[0], device)
     bias = torch.randn(*lead, outputs, device=device).to(dtype) if sizes.get("bias") else None
     if variant["experts"] == "true":
@@ -144,9 +147,9 @@ def _weights(
         values = torch.randn(experts, outputs, inputs + gap, device=device) / inputs**0.5
         return values.to(DTYPES[variant["scalar_t"]])[..., :inputs], None, None
     scales = _scales(experts * shape[1], shape[2], device).view(shape) / inputs**0.5
-    if kind == "E4M3":
-        octets = _octets(experts * outputs, inputs + 16 * gap, device)
-        return octets.view(experts, outputs, -1)[..., :inputs], scales, None
+    if BITS[kind] == 8:
+        octets = _octets(experts * outputs, inputs + 16 * gap, kind, device)
+        return octets.view(experts, outputs, -1)[..., :inputs], scales / _STEPS[kind], None
     codes = torch.randint(0, 16, (experts, outputs, inputs), dtype=torch.uint8, device=device)
     zeros = None
     if kind == "E2M1":
@@ -157,8 +160,10 @@ def _weights(
     return pack_codes(codes), scales, zeros
 
 
-def _octets(rows: int, columns: int, device: str) -> torch.Tensor:
-    """Return random e4m3 near 1, and some of every other value but those that are no numbers."""
+def _octets(rows: int, columns: int, kind: str, device: str) -> torch.Tensor:
+    """Return random int8, or e4m3 near 1 and some of every other value that is a number."""
+    if kind == "I8":
+        return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device)
     codes = torch.randn(rows, columns, device=device).to(torch.float8_e4m3fn).view(torch.uint8)
     every = torch.randint(0, 256, codes.shape, dtype=torch.uint8, device=device)
     rare = torch.rand(codes.shape, device=device) < 0.01

@@ -18,6 +18,7 @@ _DENSE_EXPERT = 4  # rows for each expert from which on two tiles are taken
 _ALIGNED = 16  # bytes
 _MOST_SCALES = 2**31 - 1
 _FP8 = torch.float8_e4m3fn
+_FORMATS = MappingProxyType({_FP8: "E4M3", torch.int8: "I8"})  # of codes in a byte each
 _SCALED = MappingProxyType({128: "kByBlock", 64: "kBy64", 32: "kBy32"})  # inputs of a scale
 
 
@@ -66,7 +67,7 @@ def tiles_for(rows: int, experts: int) -> int:
 def _format_of(tensor: torch.Tensor, scales: torch.Tensor | None) -> str:
     if tensor.dtype == torch.uint8:
         return "E2M1" if scales is not None and scales.dtype == torch.uint8 else "U4"
-    return "E4M3" if tensor.dtype == _FP8 else "Plain"
+    return _FORMATS.get(tensor.dtype, "Plain")
 
 
 def _scaled(a: Arguments) -> str:
@@ -125,7 +126,8 @@ def _why_no_experts(a: Arguments) -> str:
 
 def _why_no_codes(a: Arguments, size: int) -> str:
     """Return what is wrong with dtypes, codes and scales; an empty text if nothing is."""
-    coded = {n: t for n, t in (("x", a.x), ("weight", a.weight)) if t.dtype in (_FP8, torch.uint8)}
+    codes = (*_FORMATS, torch.uint8)
+    coded = {n: t for n, t in (("x", a.x), ("weight", a.weight)) if t.dtype in codes}
     scaled = {"x": a.x_scales is not None, "weight": a.scales is not None}
     floats = {t.dtype for name, t in (("x", a.x), ("weight", a.weight)) if name not in coded}
     if floats - {a.out.dtype}:
@@ -149,6 +151,8 @@ def _why_no_codes(a: Arguments, size: int) -> str:
         return f"{a.scales.numel()} scales; want at most {_MOST_SCALES}"
     if a.weight.dtype == torch.uint8:
         return _why_no_groups(a)
+    if "x" in coded and a.x.dtype != a.weight.dtype:
+        return f"codes of {a.x.dtype} in x beside weights of {a.weight.dtype}"
     step = BLOCK if a.scales.shape[-1] > 1 else BLOCK // 2
     if size % step:
         return f"codes in rows of {size}; want a multiple of {step}"
@@ -156,12 +160,16 @@ def _why_no_codes(a: Arguments, size: int) -> str:
 
 
 def _why_no_scales(a: Arguments, size: int) -> str:
-    """Return what is wrong with dtypes and shapes of scales; an empty text if nothing is."""
+    """Return what is wrong with dtypes and shapes of scales; an empty text if nothing is.
+
+    Only 8-bit floats may have a scale for each block.
+    """
     outputs, is_small = a.weight.shape[-2], a.weight.dtype == torch.uint8
-    rows = (outputs,) if is_small else (outputs, -(-outputs // BLOCK))
+    rows = (outputs, -(-outputs // BLOCK)) if a.weight.dtype == _FP8 else (outputs,)
     dtypes = (torch.float32, torch.uint8) if is_small else (torch.float32,)
     *lead, of_outputs, columns = a.scales.shape if a.scales.dim() > 1 else (0, 0)
     fits = lead == list(a.weight.shape[:-2]) and of_outputs in rows and columns
+    fits = fits and (columns == 1 or a.weight.dtype != torch.int8)
     if not fits or a.scales.dtype not in dtypes or (not is_small and 1 < columns < size // BLOCK):
         of_what = f"weights {list(a.weight.shape)} of {a.weight.dtype}"
         return f"scales {list(a.scales.shape)} of {a.scales.dtype} beside {of_what}"
@@ -185,6 +193,6 @@ def _why_no_groups(a: Arguments) -> str:
     known = group in ((32,) if is_e2m1 else _SCALED) or (columns == 1 and not is_e2m1)
     if whole % columns or not known:
         return f"scales {list(a.scales.shape)} of {outputs} x {whole} codes of 4 bits"
-    if a.x.dtype == _FP8 or (is_e2m1 and a.zeros is not None):
+    if a.x.dtype != a.out.dtype or (is_e2m1 and a.zeros is not None):
         return f"codes of 4 bits beside x of {a.x.dtype}, or e2m1 with zero points"
     return "" if not _start(a.scales) else "scales do not begin at a multiple of 16 bytes"

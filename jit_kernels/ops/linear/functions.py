@@ -26,13 +26,14 @@ def skinny_gemm(
     Or weight, and x too, are codes float8_e4m3fn. Then scales are float32 [outputs, 1] and
     x_scales [rows, 1]; or, with one for each 128 inputs, scales [outputs, inputs / 128] or
     [outputs / 128, inputs / 128], rounded up, with any columns behind, and x_scales [rows, inputs /
-    128]. Or weight is of 4 bits, uint8 [outputs, padded inputs / 2] as ``pack_codes`` gives it,
-    with scales [outputs, groups] of 32, 64, 128 or all of the padded inputs: float32 of integers,
-    with zero points ``zeros`` int16 of the same shape, or None: 8; uint8 of e2m1, exponents of 2,
-    plus 127. ``of_experts``: (experts [rows], ends [num_experts]) int32: rows are sorted by expert,
-    and those of expert e end at ends[e]. Then all but x, x_scales and out have a dimension of
-    experts in front, and rows behind the last end are left as they are. A result's bits do not
-    depend on the other rows. Raises ValueError.
+    128]. Or weight, and x too, are int8, with scales [outputs, 1] and x_scales [rows, 1]. Or weight
+    is of 4 bits, uint8 [outputs, padded inputs / 2] as ``pack_codes`` gives it, with scales
+    [outputs, groups] of 32, 64, 128 or all of the padded inputs: float32 of integers, with zero
+    points ``zeros`` int16 of the same shape, or None: 8; uint8 of e2m1, exponents of 2, plus 127.
+    ``of_experts``: (experts [rows], ends [num_experts]) int32: rows are sorted by expert, and those
+    of expert e end at ends[e]. Then all but x, x_scales and out have a dimension of experts in
+    front, and rows behind the last end are left as they are. A result's bits do not depend on the
+    other rows. Raises ValueError.
     """
     expert_of, ends = of_experts or (None, None)
     call(

@@ -48,7 +48,7 @@ _WEIGHT_ROWS, _THREADS = 16, 512  # of a block
 _FORMATS = MappingProxyType(
     {
         "weight": list(cases.BITS),
-        "input": ["Plain", "E4M3"],
+        "input": ["Plain", "E4M3", "I8"],
         "scaled": ["kNone", "kByOutput", "kByBlock", "kBy64", "kBy32"],
     }
 )
@@ -110,11 +110,11 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
     item, experts = DTYPES[variant["scalar_t"]].itemsize, cases.experts_of(variant, sizes)
     bits = cases.BITS[variant["weight"]] or 8 * item
     weights = experts * outputs_ * cases.padded(variant, size) * bits // 8
-    of_x = rows * size * (1 if variant["input"] == "E4M3" else item)
+    of_x = rows * size * (item if variant["input"] == "Plain" else 1)
     scale_rows, columns = cases.shape_of_scales(variant, sizes)
     scale_bytes = 1 if variant["weight"] == "E2M1" else 4 + 2 * cases.has_zeros(variant, sizes)
     scales = experts * scale_rows * columns * scale_bytes
-    if variant["input"] == "E4M3":
+    if variant["input"] != "Plain":
         scales += 4 * rows * max(columns - 1, 1)
     of_bias = experts * outputs_ if sizes.get("bias") else 0
     places = 4 * (rows + experts) if variant["experts"] == "true" else 0
@@ -123,15 +123,16 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
 
 
 def _is_supported(variant: Variant) -> bool:
-    """Codes have scales, and codes of x are multiplied by codes of 8 bits alone."""
+    """Codes have scales, and codes of x are multiplied by those of their own format alone."""
     weight, scaled = variant["weight"], variant["scaled"]
-    if variant["input"] == "E4M3" and weight != "E4M3":
+    if variant["input"] not in ("Plain", weight):
         return False
     return (
         scaled
         in {
             "Plain": ("kNone",),
             "E4M3": ("kByOutput", "kByBlock"),
+            "I8": ("kByOutput",),
             "U4": ("kByOutput", "kByBlock", "kBy64", "kBy32"),
             "E2M1": ("kBy32",),
         }[weight]
@@ -191,7 +192,7 @@ def _gated_cost(variant: Variant, sizes: Sizes) -> Cost:
 
 def _gated(activation: str) -> KernelSpec:
     """Return the spec of act(gate) * up, where x @ weight.T has all gates, and then all ups."""
-    name, few = f"skinny_gemm_{activation}_and_mul", ("Plain", "E4M3", "U4")
+    name, few = f"skinny_gemm_{activation}_and_mul", ("Plain", "E4M3", "I8", "U4")
     return replace(
         SKINNY_GEMM,
         name=name,

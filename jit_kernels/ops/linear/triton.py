@@ -17,7 +17,8 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.triton import widen
 from kiln.jit_kernels.ops.linear.reference import BLOCK
 
-VARIANTS = {"skinny_gemm": {"weight": ("Plain", "E4M3"), "input": ("Plain", "E4M3")}}
+_FORMATS = ("Plain", "E4M3", "I8")
+VARIANTS = {"skinny_gemm": {"weight": _FORMATS, "input": _FORMATS}}
 _ROWS = 16  # the fewest that tl.dot multiplies
 _OUTPUTS, _OUTPUTS_OF_WIDE, _WIDE = 16, 32, 8192  # of a program; from _WIDE outputs on more
 _NATIVE = 89  # the first compute capability with instructions that convert e4m3
@@ -25,8 +26,8 @@ _NATIVE = 89  # the first compute capability with instructions that convert e4m3
 
 @triton.jit
 def _values(elements, CODED: tl.constexpr, NATIVE: tl.constexpr, COMPUTE: tl.constexpr):
-    """Return elements as tl.dot multiplies them; no e4m3 code is rounded."""
-    if CODED:
+    """Return elements as tl.dot multiplies them; no code is rounded. e4m3 come as bytes."""
+    if CODED and elements.dtype == tl.uint8:
         if NATIVE:
             return elements.to(tl.float8e4nv, bitcast=True).to(COMPUTE)
         return widen(elements).to(COMPUTE)
@@ -98,8 +99,7 @@ def _launch(a: Arguments, compute: Any) -> None:
     scales, x_scales = a.scales if coded else a.weight, a.x_scales if x_coded else a.x
     size = _OUTPUTS if outputs < _WIDE else _OUTPUTS_OF_WIDE
     _skinny_gemm[(triton.cdiv(outputs, size), rows if grouped else 1)](
-        a.out, a.x.view(torch.uint8) if x_coded else a.x,
-        a.weight.view(torch.uint8) if coded else a.weight,
+        a.out, _as_bytes(a.x), _as_bytes(a.weight),
         x_scales, scales, a.out if a.bias is None else a.bias,
         *((a.expert_of, a.ends) if grouped else (a.out, a.out)), rows, outputs, inputs,
         a.out.stride(0), a.x.stride(0), a.weight.stride(-2), *x_scales.stride(), scales.shape[-1],
@@ -110,6 +110,11 @@ def _launch(a: Arguments, compute: Any) -> None:
         BIAS=a.bias is not None, NATIVE=coded and a.out.is_cuda and _converts_codes(),
         COMPUTE=compute, ROWS=_ROWS, OUTPUTS=size, STEP=BLOCK, num_stages=4,
     )  # fmt: skip
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return e4m3 codes as bytes, because Triton has that dtype on new GPUs alone."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def _converts_codes() -> bool:

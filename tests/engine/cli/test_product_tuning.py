@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"
 
 def found(limit):
     times = tuple(Times(rows, 5.04 if rows <= limit else 9.0, 7.0) for rows in (1, 8, 16))
-    product = Product("DenseWeight", "bfloat16", 4096, 1024)
+    product = Product("DenseWeight", "bfloat16", 4096, 1024, "bfloat16")
     return TunedProduct(("qkv_proj", "o_proj"), product, 1024, 8_388_608, times)
 
 
@@ -53,6 +54,13 @@ def test_who_multiplies_which_products():
         "skinny_gemm up to 8 rows",
         "skinny_gemm up to 16 rows",
     ]
+
+
+def test_codes_are_named():
+    one = found(8)
+    product = one.product._replace(form="TokenWeight", stored="int8")
+    said = summary(replace(one, product=product))
+    assert said.startswith("qkv_proj, o_proj 4096 x 1024 TokenWeight of int8 bfloat16: ")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from kiln.engine.layers.row_limits import _OF_EXPERTS
 from kiln.engine.layers.weight import FORMS as ALL_FORMS
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.models.fp8_schemes import BlockFP8, ChannelFP8
+from kiln.engine.models.group_schemes import quantized_by_group
 from kiln.jit_kernels import implementations
 from kiln.jit_kernels.compile.ready import ReadyGuard
 
@@ -35,6 +36,10 @@ def _codes() -> torch.Tensor:
     return torch.randn(OUTPUTS, INPUTS).to(FP8)
 
 
+def _int8() -> torch.Tensor:
+    return torch.randint(-128, 128, (OUTPUTS, INPUTS), dtype=torch.int8)
+
+
 def _scales(*size: int) -> torch.Tensor:
     return 0.01 + 0.1 * torch.rand(size)
 
@@ -44,6 +49,9 @@ FORMS = {
     "channel": lambda: ChannelFP8("channel", "none").quantized(_values()),
     "token": lambda: ChannelFP8("channel", "token").quantized(_values()),
     "static": lambda: StaticWeight(_codes(), _scales(OUTPUTS, 1), 0.01 + 0.02 * torch.rand(1)),
+    "int8": lambda: ChannelWeight(_int8(), _scales(OUTPUTS, 1)),
+    "int8 token": lambda: TokenWeight(_int8(), _scales(OUTPUTS, 1)),
+    "int8 static": lambda: StaticWeight(_int8(), _scales(OUTPUTS, 1), 0.01 + 0.02 * torch.rand(1)),
     "block": lambda: BlockFP8("", rounds=False).quantized(_values()),
     "block from the middle": lambda: BlockWeight.of(_codes(), _scales(2, INPUTS // 128), 100),
     "block group": lambda: BlockFP8("").quantized(_values()),
@@ -57,7 +65,7 @@ OF_4_BITS = tuple(name for name in FORMS if "4" in name)
 OTHERS = {
     "any order": lambda: in_any_order(INPUTS),
     "mxfp4 in blocks of 16": lambda: mxfp4(272),
-    "int8": lambda: ChannelWeight(torch.randint(-9, 9, (OUTPUTS, INPUTS)).char(), _scales(72, 1)),
+    "int8 in groups": lambda: quantized_by_group(_values(), 8, 128, asymmetric=False),
 }
 
 

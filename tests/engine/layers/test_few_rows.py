@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 from depth import at_depth
-from weight_forms import FORMS, INPUTS, codes, dense, scales
+from weight_forms import FORMS, INPUTS, codes, dense, int8, scales
 
-from kiln.engine.layers import few_rows
+from kiln.engine.layers import channel_weight, few_rows
 from kiln.engine.layers.channel_weight import ChannelWeight
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.weight import Weight
@@ -76,9 +76,12 @@ def test_more_rows_other_dtypes_and_toggles_do_not(environment, runs, name):
     assert not runs
 
 
-def test_rows_of_codes_that_do_not_suit_the_kernel_are_multiplied_otherwise(environment, runs):
+@pytest.mark.parametrize("make", [codes, int8])
+def test_rows_of_codes_that_do_not_suit_the_kernel_are_multiplied_otherwise(
+    environment, runs, make
+):
     environment(KILN_CPU_KERNELS="host")
-    weight = ChannelWeight(codes(16, 96), scales(16, 1))
+    weight = ChannelWeight(make(16, 96), scales(16, 1))
     _assert_right(weight, torch.randn(2, 96).bfloat16(), None)
     assert not runs
 
@@ -121,7 +124,10 @@ def test_a_trial_forces_the_choice_and_tells_what_the_kernel_multiplied(environm
     columns = [one.tensors[0].shape[1] for one in parts]  # of codes of 4 bits: half of the inputs
     assert columns == [INPUTS // (2 if "4" in name else 1)] * len(parts)
     sizes = {
-        (one.form, "bfloat16", one.out_features, size)
+        (
+            *(one.form, "bfloat16", one.out_features, size),
+            str(one.tensors[0].dtype).removeprefix("torch."),
+        )
         for one, size in zip(parts, columns, strict=True)
     }
     assert set(map(tuple, trial.products)) == sizes
@@ -144,11 +150,23 @@ def test_the_triton_form_multiplies_them_if_the_toggle_says_so(
     assert runs == [16] * (2 if name == "mixed" else 1)
 
 
+@pytest.mark.parametrize("name", ["token", "int8 token", "static", "int8 static"])
+def test_the_log_says_how_more_rows_of_codes_are_multiplied(environment, monkeypatch, name):
+    monkeypatch.setattr(channel_weight, "multiplies_rows", lambda codes: True)
+    kind, way = ("int8", "torch._int_mm") if "int8" in name else ("fp8", "torch._scaled_mm")
+    said = FORMS[name]().describe()
+    assert said.startswith(f"{kind}, one scale per output, activations ")
+    assert said.endswith(f", {way}")
+    environment(KILN_CPU_KERNELS="host")
+    few = f"up to 16 rows by skinny_gemm, more: {way}"
+    assert FORMS[name]().describe() == f"{said.removesuffix(way)}{few}"
+
+
 def test_a_model_with_codes_beside_plain_weights_has_the_kernel(environment):
     environment(KILN_CPU_KERNELS="host")
-    codes, cpu = ["Plain", "E4M3"], torch.device("cpu")
-    needs = {"scalar_t": "kiln::bf16", "weight": codes, "input": codes}
-    for scaled in ("kByOutput", "kByBlock"):
+    cpu = torch.device("cpu")
+    for kind, scaled in (("E4M3", "kByOutput"), ("E4M3", "kByBlock"), ("I8", "kByOutput")):
+        needs = {"scalar_t": "kiln::bf16", "weight": ["Plain", kind], "input": ["Plain", kind]}
         own = {**needs, "scaled": ["kNone", scaled]}
         assert few_rows.few_row_kernels(cpu, own) == [SKINNY_GEMM]
         assert not few_rows.few_row_kernels(cpu, {**own, "scalar_t": "float"})

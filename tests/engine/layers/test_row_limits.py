@@ -20,8 +20,9 @@ MIB = 2**20
 NEEDS = {"scalar_t": "kiln::bf16"}
 
 
-def most_rows(form="DenseWeight", num_bytes=MIB, outputs=64):
-    return limits_on(GPU).most_rows(Product(form, "bfloat16", outputs, 256), num_bytes)
+def most_rows(form="DenseWeight", num_bytes=MIB, outputs=64, stored="bfloat16"):
+    product = Product(form, "bfloat16", outputs, 256, stored)
+    return limits_on(GPU).most_rows(product, num_bytes)
 
 
 @pytest.mark.parametrize("name", [H100, "NVIDIA H100 PCIe", H200, "NVIDIA H200 NVL", "GH200 480GB"])
@@ -63,6 +64,20 @@ def test_a_tuned_limit_wins_over_the_built_in_one(use_gpu, environment):
     assert str(path) in source
     assert json.loads(path.read_text())["date"] in source
     assert source.endswith("the others by the built-in table of H100 and H200")
+
+
+def test_a_tuned_limit_is_that_of_one_dtype_of_codes(use_gpu, environment):
+    use_gpu(H100)
+    environment()
+    tuned = {"int8": 3, "float8_e4m3fn": 9}
+    for stored, rows in tuned.items():
+        row_limits.store(GPU, [measured("TokenWeight", rows=rows, stored=stored)])
+    assert {one: most_rows("TokenWeight", stored=one) for one in tuned} == tuned
+    with FakeTensorMode():
+        for stored, rows in tuned.items():
+            codes = torch.empty(64, 256, dtype=getattr(torch, stored), device=GPU)
+            assert few_rows.multiplies_few("TokenWeight", codes, torch.bfloat16, rows)
+            assert not few_rows.multiplies_few("TokenWeight", codes, torch.bfloat16, rows + 1)
 
 
 def test_products_ask_the_tuned_table_and_toggles_win_over_it(use_gpu, environment):
@@ -149,6 +164,7 @@ def test_a_table_of_other_software_is_reported_and_replaced(
         lambda text: text.replace('"most_rows": 12', '"most_rows": true'),
         lambda text: text.replace('"most_rows": 12', '"most_rows": "12"'),
         lambda text: text.replace('"outputs"', '"rows"'),
+        lambda text: text.replace('"stored"', '"kept"'),
         lambda text: text.replace('"date": "2', '"date": "x'),
         lambda text: text.replace('"products": [', '"products": [1, '),
     ],

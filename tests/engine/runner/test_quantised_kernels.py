@@ -32,6 +32,9 @@ MODELS = {
     "bf16": ("llama", None),
     "fp8-blocks": ("llama", ("E4M3", "kByBlock")),
     "ct-float-quantized-float-channel-token": ("qwen3-moe", ("E4M3", "kByOutput")),
+    "ct-int-quantized-int-channel-token": ("llama", ("I8", "kByOutput")),
+    "ct-int-quantized-int-tensor-static": ("qwen3-moe", ("I8", "kByOutput")),
+    "ct-int-quantized-int-channel-none": ("llama", ("I8", "kByOutput")),
     "awq": ("llama", ("U4", "kByBlock")),
     "awq-32": ("qwen3-moe", ("U4", "kBy32")),
     "awq-channel": ("llama", ("U4", "kByOutput")),
@@ -44,6 +47,7 @@ MODELS = {
     "ct-int8-group-32-old": ("llama", None),
     "mxfp4": ("gpt-oss", ("E2M1", "kBy32")),
 }
+OF_BYTES = ("E4M3", "I8")  # activations may be rounded to these
 GROUPS = {"kByOutput": "0", "kBy32": "32", "kBy64": "64", "kByBlock": "128"}
 
 
@@ -76,7 +80,7 @@ def wanted(name, dtype="kiln::bf16"):
     formats = [PLAIN]
     if codes is not None:
         kind, scaled = codes
-        of_x = ("Plain", "E4M3") if kind == "E4M3" else ("Plain",)
+        of_x = ("Plain", kind) if kind in OF_BYTES and not name.endswith("none") else ("Plain",)
         formats += [(kind, own, scaled) for own in of_x]
     experts = ("false",) if family == "llama" else ("false", "true")
     programs = {
@@ -88,7 +92,7 @@ def wanted(name, dtype="kiln::bf16"):
             ("skinny_gemm_silu_and_mul", dtype, *format, tiles, "false", "silu")
             for format, tiles in product(formats, "12")
         }
-    if codes is not None and codes[0] != "E4M3":
+    if codes is not None and codes[0] not in OF_BYTES:
         of_codes = (codes[0], GROUPS[codes[1]])
         programs |= {("quantized_gemm", dtype, *of_codes, rows) for rows in ("32", "64")}
     return programs
@@ -107,7 +111,7 @@ def test_a_model_loads_the_products_of_its_weights(folder_of, environment, name)
     codes = MODELS[name][1]
     if codes is not None:
         assert (needs["weight"], needs["scaled"]) == (["Plain", codes[0]], ["kNone", codes[1]])
-    has_groups = codes is not None and codes[0] != "E4M3"
+    has_groups = codes is not None and codes[0] not in OF_BYTES
     assert needs["group"] == ([GROUPS[codes[1]]] if has_groups else [])
     specs = called_kernels(EngineConfig(ModelConfig("m")), model, GPU, needs)
     assert "skinny_gemm" in {spec.name for spec in specs}

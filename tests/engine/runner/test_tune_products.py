@@ -130,22 +130,23 @@ def test_a_rank_has_its_own_sizes(tmp_path, environment, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
+    ("name", "form", "stored"),
     [
-        ("fp8-blocks", "BlockGroupWeight"),
-        ("fp8-static", "StaticWeight"),
-        ("ct-float-quantized-float-channel-token", "TokenWeight"),
+        ("fp8-blocks", "BlockGroupWeight", "float8_e4m3fn"),
+        ("fp8-static", "StaticWeight", "float8_e4m3fn"),
+        ("ct-float-quantized-float-channel-token", "TokenWeight", "float8_e4m3fn"),
+        ("ct-int-quantized-int-channel-token", "TokenWeight", "int8"),
     ],
 )
 def test_quantised_projections_are_measured_in_their_form(
-    tmp_path, environment, monkeypatch, name, form
+    tmp_path, environment, monkeypatch, name, form, stored
 ):
     environment(KILN_CPU_KERNELS="host")
     model = model_of(tmp_path, name, tie_word_embeddings=True)
     found = tune(model, Timer(monkeypatch, 16))
-    forms = {one.roles[0]: one.product.form for one in found}
-    assert forms.pop("lm_head") == "DenseWeight"
-    assert set(forms.values()) == {form}
+    forms = {one.roles[0]: (one.product.form, one.product.stored) for one in found}
+    assert forms.pop("lm_head") == ("DenseWeight", "bfloat16")
+    assert set(forms.values()) == {(form, stored)}
 
 
 @pytest.mark.parametrize("name", [None, *sorted(all_packers())])

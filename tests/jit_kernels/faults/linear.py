@@ -7,7 +7,8 @@ from skinny_products import alone, chained, planted
 from kiln.jit_kernels.ops.linear.cases import SIZES
 
 _HEADER, _WORDS = {"header": "linear/operands.cuh"}, {"header": "kiln/rows/words.cuh"}
-_X_PLAIN, _X_CODED = {"input": "Plain"}, {"input": "E4M3"}
+_INT8, _FP16 = {"header": "kiln/math/int8.cuh"}, {"scalar_t": "kiln::fp16"}
+_X_PLAIN, _X_CODED, _X_INT8 = ({"input": one} for one in ("Plain", "E4M3", "I8"))
 _TWO_TILES = {"tiles": "2"}
 
 # One block and few inputs; strided rows; chunks for every warp, and a part of one; rows of odd
@@ -103,6 +104,29 @@ _CODES = [
      _ONE, _X_CODED),
 ]  # fmt: skip
 
+# Of int8. Codes in another order show beside x in its own.
+_OCTETS = [
+    ("pairs of int8 in another order", "unpack_int8<T>(from.w[2 * p], to.w[0], to.w[1])",
+     "unpack_int8<T>(from.w[2 * p], to.w[1], to.w[0])", _ONE, _X_PLAIN, _HEADER),
+    ("four int8 of eight twice", "unpack_int8<T>(from.w[2 * p + 1]", "unpack_int8<T>(from.w[2 * p]",
+     _ONE, _X_INT8, _HEADER),
+    ("the first four int8 for all", "unpack_int8<T>(from.w[2 * p]", "unpack_int8<T>(from.w[0]",
+     _ONE, _X_INT8, _HEADER),
+    ("the sign of even int8 lost", "(low & 0xff80ff80", "(low & 0xff80ff00", _ONE, _X_PLAIN, _INT8),
+    ("the sign of int8 in the upper half lost", "(high & 0xff80ff80", "(high & 0xff00ff00", _ONE,
+     _X_INT8, _INT8),
+    ("the sign bit of int8 counted twice", "low & 0xff7fff7f", "low", _ONE, _X_PLAIN, _INT8),
+    ("the lowest bit of odd int8 lost", "high & 0xff7fff7f", "high & 0xff7eff7f", _ONE, _X_INT8,
+     _INT8),
+    ("the upper int8 of a word first", "(four, false), high = below_ones<T>(four, true)",
+     "(four, true), high = below_ones<T>(four, false)", _ONE, _X_PLAIN, _INT8),
+    ("the int8 of a pair in another order", "(two & 0xff) | (two & 0xff00) << 8",
+     "(two & 0xff) << 16 | (two & 0xff00) >> 8", _ONE, _X_PLAIN, _INT8),
+    ("ones of bf16 in fp16", "<fp16> = 0x64646464", "<fp16> = 0x43434343", _ONE, _X_PLAIN, _INT8,
+     _FP16),
+    ("minus one of bf16 in fp16", "? 0xbc00bc00", "? 0xbf80bf80", _ONE, _X_INT8, _INT8, _FP16),
+]  # fmt: skip
+
 _BLOCKS = [
     ("a scale for each output of a block", "of_expert + (low >> outputs_log2)", "of_expert + (low)",
      _UNALIGNED, _X_PLAIN),
@@ -173,6 +197,7 @@ FAULTS = [
     *(planted("kNone", *fault) for fault in (*_ROWS, *_CHUNKS, *_SUMS)),
     *(planted("kNone", *fault, _TWO_TILES) for fault in _SETS),
     *(planted("kByOutput", *fault, {"weight": "E4M3"}) for fault in _CODES),
+    *(planted("kByOutput", *fault, {"weight": "I8"}) for fault in _OCTETS),
     *(planted("kByBlock", *fault, {"weight": "E4M3"}) for fault in _BLOCKS),
     *(planted("kNone", *fault, {"scenario": chained}) for fault in _EARLY),
     *(_another_order(*fault) for fault in _ORDER),
