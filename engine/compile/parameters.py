@@ -11,7 +11,9 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.errors import PieceError
 
-_LEAVES = (bool, int, float, str, type(None), torch._ops.OpOverload, AttentionLayer)
+_LEAVES = (
+    *(bool, int, float, str, type(None), torch.dtype, torch._ops.OpOverload, AttentionLayer),
+)
 
 
 def named_tensors(model: object) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from kiln.engine.layers.few_rows import gates_few, multiplies_few
 from kiln.engine.layers.opaque import opaque_operator
+from kiln.engine.layers.rounding import ROUNDED_DTYPE, Rounded, Rounding
 from kiln.engine.layers.weight import DenseWeight, Tensors, Weight
 from kiln.engine.layers.weight_parts import weight_of
 from kiln.jit_kernels.declare.spec import KernelSpec
@@ -23,6 +24,25 @@ def _linear(
 
 opaque_operator(
     "linear(Tensor x, Tensor?[] tensors, Tensor? bias, str form, Tensor(a!) out) -> ()", _linear
+)
+
+
+def _rounded_linear(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    tensors: Tensors,
+    bias: torch.Tensor | None,
+    form: str,
+    out: torch.Tensor,
+) -> None:
+    """Write to out [num_rows, out]; codes [num_rows, in] and scales are those of Rounded."""
+    weight_of(form, tensors).rounded_product(Rounded(codes, scales), out, bias)
+
+
+opaque_operator(
+    "rounded_linear(Tensor codes, Tensor scales, Tensor?[] tensors, Tensor? bias, str form,"
+    " Tensor(a!) out) -> ()",
+    _rounded_linear,
 )
 
 
@@ -64,20 +84,32 @@ class Linear:
         few = isinstance(weight, DenseWeight) and multiplies_few(weight.form, weight.values, dtype)
         return cls(weight, bias, few)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def rounding(self, dtype: torch.dtype, size: int) -> Rounding | None:
+        """Return how the layer in front can round inputs [num_rows, size] of a dtype, if at all."""
+        if dtype != ROUNDED_DTYPE or not self.ends_here:
+            return None
+        return self.weight.rounding(size)
+
+    def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Return x @ weight.T + bias."""
+        if isinstance(x, Rounded):
+            shape = len(x.codes), self.weight.out_features
+            out = x.codes.new_empty(shape, dtype=ROUNDED_DTYPE)
+            tensors, form = self.weight.tensors, self.weight.form
+            torch.ops.kiln.rounded_linear.default(*x, tensors, self.bias, form, out)
+            return out
         if self.is_opaque:
             return Weight.linear(self.weight, x, self.bias)
         return self.weight.linear(x, self.bias)
 
-    def gated(self, x: torch.Tensor, activation: KernelSpec) -> torch.Tensor:
+    def gated(self, x: torch.Tensor | Rounded, activation: KernelSpec) -> torch.Tensor:
         """Return act(gate) * up [num_rows, out / 2], of what the projection returns of x.
 
         The first half of that are gates. ``activation``: one of BY_ACTIVATION.
         """
         (name,) = activation.params["activation"]
         is_one = self.is_opaque or self.weight.is_quantised
-        if not (is_one and self.ends_here and gates_few(name)):
+        if isinstance(x, Rounded) or not (is_one and self.ends_here and gates_few(name)):
             both = self(x)
             out = both.new_empty(both.shape[0], both.shape[1] // 2)
             activation.operator(out, both)

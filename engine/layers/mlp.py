@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.rounding import Rounded, Rounding
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.linear.spec import GATED
@@ -35,12 +36,14 @@ PLAIN = MappingProxyType(
 class GatedMLP:
     """down(act(gate(x)) * up(x)) with gate and up in one projection [2 * intermediate, hidden].
 
-    ``activation`` is a key of GATES.
+    ``activation`` is a key of GATES. ``rounding``: how silu rounds its results for the last
+    product; None: not at all.
     """
 
     gate_up: Linear
     activation: str
     down: Linear
+    rounding: Rounding | None = None
 
     @property
     def kernels(self) -> list[KernelSpec]:
@@ -49,8 +52,10 @@ class GatedMLP:
         (name,) = gate.params["activation"]
         return [gate, *([GATED[name]] if name in GATED else ())]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""
+        if self.rounding is not None:
+            return self.down(self.rounding.of_silu(self.gate_up(x)))
         return self.down(self.gate_up.gated(x, GATES[self.activation]))
 
 
@@ -62,6 +67,6 @@ class PlainMLP:
     activation: str
     down: Linear
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""
         return self.down(PLAIN[self.activation](self.up(x)))

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from kiln.engine.layers.partial_sum import PartialSum, Sum
+from kiln.engine.layers.rounding import Rounded, Rounding
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.ops.norm.spec import FUSED_ADD_RMS_NORM, RMS_NORM
 
@@ -75,3 +76,18 @@ class StreamNorm:
             return x.values
         torch.ops.kiln.fused_add_rms_norm.default(x, residual, *factors)
         return x
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedStreamNorm:
+    """A StreamNorm that only one layer reads, rounded as that layer wants it."""
+
+    norm: StreamNorm
+    rounding: Rounding
+
+    def __call__(self, x: Sum, residual: torch.Tensor) -> Rounded:
+        """Add x to the residual in place, and return the codes of the norm of the sum."""
+        if isinstance(x, PartialSum):
+            return self.rounding.of(self.norm(x, residual))
+        form = self.norm.eps, self.norm.weight_offset, self.norm.round_once
+        return self.rounding.of_norm(x, residual, self.norm.weight, *form)

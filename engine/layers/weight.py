@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import is_fake
 
 from kiln.engine.layers.few_rows import Epilogue, multiply_experts, multiply_few
+from kiln.engine.layers.rounding import Rounded, Rounding
 from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
@@ -116,6 +117,14 @@ class Weight(ABC):
         both = x.new_empty(len(x), self.out_features)
         self.product(x, both, bias)
         BY_ACTIVATION[activation].operator(out, both)
+
+    def rounding(self, inputs: int) -> Rounding | None:
+        """Return how the product rounds x [num_rows, inputs], if ``rounded_product`` is there."""
+        return None
+
+    def rounded_product(self, x: Rounded, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Do what ``product`` does, for x as ``rounding`` rounds it. Raises TypeError without."""
+        raise TypeError(f"{self.form} does not round its inputs")
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor

@@ -15,6 +15,7 @@ import torch
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.rounding import Rounded
 from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.lora.operators import lora_embedding, lora_linear
 from kiln.engine.models.parameters import Projection
@@ -100,8 +101,9 @@ class LoRALinear(Linear):
     rows: torch.Tensor = field(kw_only=True)
     ends_here: ClassVar[bool] = False
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [num_tokens, in] to [num_tokens, out]."""
+    def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
+        """Map x [num_tokens, in] to [num_tokens, out]; adapters need x as it is, not rounded."""
+        assert not isinstance(x, Rounded)
         weight = self.weight
         out = x.new_empty(len(x), weight.out_features)
         lora_linear(x, weight.tensors, self.bias, weight.form, self.rows, out)

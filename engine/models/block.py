@@ -12,6 +12,7 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.partial_sum import Sum
 from kiln.engine.layers.projection_norm import ProjectionNorm
 from kiln.engine.layers.query_scale import QueryScale
+from kiln.engine.layers.rounding import Rounded
 
 
 class Block(Protocol):
@@ -46,7 +47,7 @@ class SelfAttention:
                 "before the norm of each head, which takes the scale away: want one of them"
             )
 
-    def __call__(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, positions: torch.Tensor, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] at positions [num_tokens] to the same shape."""
         qkv = self.qkv(x)
         if self.norm is not None:

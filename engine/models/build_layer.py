@@ -11,7 +11,7 @@ from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.layer_norm import StreamLayerNorm
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP, PlainMLP
-from kiln.engine.layers.norm import RMSNorm, StreamNorm
+from kiln.engine.layers.norm import RMSNorm, RoundedStreamNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
 from kiln.engine.layers.projection_norm import ProjectionNorm
@@ -48,6 +48,19 @@ class LayerBuilder:
     def stream_norm(self, name: str) -> StreamNorm | StreamLayerNorm:
         """Build a norm of the residual stream, to which it adds what the layer before returned."""
         return self._build.stream_norm(self._prefix + name)
+
+    def norm_before(
+        self, layer: Layer, name: str
+    ) -> StreamNorm | StreamLayerNorm | RoundedStreamNorm:
+        """Build the same in front of a layer, which is the only one that reads it.
+
+        If the layer rounds what it reads, the norm does.
+        """
+        norm, first = self.stream_norm(name), first_product(layer)
+        if first is None or not isinstance(norm, StreamNorm):
+            return norm
+        rounding = first.rounding(norm.weight.dtype, len(norm.weight))
+        return norm if rounding is None else RoundedStreamNorm(norm, rounding)
 
     def attention(self, name: str = "self_attn", *, fused: str = "") -> Layer:
         """Build the self-attention: (positions, x) -> what it adds.
@@ -161,12 +174,13 @@ class LayerBuilder:
     ) -> GatedMLP:
         build, bias = self._build, self.traits.mlp_bias
         inner = build.split.equal(size, f"{prefix}gate_proj", "outputs")
-        gate_up = {"gate_proj": inner, "up_proj": inner}
-        return GatedMLP(
-            self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name, fused),
-            build.config.activation,
-            self._linear("down_proj", prefix, {down: build.hidden}, inner, bias, name),
-        )
+        parts, activation = {"gate_proj": inner, "up_proj": inner}, build.config.activation
+        gate_up = self._linear("gate_up_proj", prefix, parts, build.hidden, bias, name, fused)
+        last = self._linear("down_proj", prefix, {down: build.hidden}, inner, bias, name)
+        rounding = None
+        if activation == "silu":
+            rounding = last.rounding(build.parameters.dtype, inner.room)
+        return GatedMLP(gate_up, activation, last, rounding)
 
     def _plain_mlp(self, prefix: str, size: int) -> PlainMLP:
         build, bias = self._build, self.traits.mlp_bias
@@ -201,3 +215,17 @@ class LayerBuilder:
     def _summed(self, layer: Callable[..., torch.Tensor]) -> Layer:
         split = self._build.split
         return layer if split.world == 1 else RowParallel(layer, split.group)
+
+
+def first_product(layer: object) -> Linear | None:
+    """Return the projection that reads what a layer reads, if no other part of it does."""
+    match layer:
+        case RowParallel():
+            return first_product(layer.layer)
+        case SelfAttention():
+            return layer.qkv
+        case GatedMLP():
+            return layer.gate_up
+        case PlainMLP():
+            return layer.up
+    return None

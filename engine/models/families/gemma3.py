@@ -42,11 +42,11 @@ class Block:
     """Attention and a feed-forward layer, each between two norms."""
 
     def __init__(self, build: LayerBuilder) -> None:
-        self.attention_norm = build.stream_norm("input_layernorm")
         self.attention = build.attention()
+        self.attention_norm = build.norm_before(self.attention, "input_layernorm")
         self.attended_norm = build.norm("post_attention_layernorm")
-        self.mlp_norm = build.stream_norm("pre_feedforward_layernorm")
         self.mlp = build.mlp()
+        self.mlp_norm = build.norm_before(self.mlp, "pre_feedforward_layernorm")
         self.fed_norm = build.norm("post_feedforward_layernorm")
 
     def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:

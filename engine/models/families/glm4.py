@@ -22,12 +22,12 @@ class Block:
     """Attention and a feed-forward layer, each between two norms."""
 
     def __init__(self, build: LayerBuilder) -> None:
-        self.attention_norm = build.stream_norm("input_layernorm")
         self.attention = build.attention()
+        self.attention_norm = build.norm_before(self.attention, "input_layernorm")
         self.attended_norm = build.norm("post_self_attn_layernorm")
-        # Of this name in other families too, but Gemma has it behind the attention.
-        self.mlp_norm = build.stream_norm("post_attention_layernorm")
         self.mlp = build.mlp(fused="gate_up_proj")
+        # Of this name in other families too, but Gemma has it behind the attention.
+        self.mlp_norm = build.norm_before(self.mlp, "post_attention_layernorm")
         self.fed_norm = build.norm("post_mlp_layernorm")
 
     def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:

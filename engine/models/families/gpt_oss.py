@@ -62,10 +62,10 @@ class Block:
     """Attention and experts, each behind a norm of the residual stream."""
 
     def __init__(self, build: LayerBuilder) -> None:
-        self.attention_norm = build.stream_norm("input_layernorm")
         self.attention = build.attention()
-        self.mlp_norm = build.stream_norm("post_attention_layernorm")
+        self.attention_norm = build.norm_before(self.attention, "input_layernorm")
         self.mlp = build.feed_forward()
+        self.mlp_norm = build.norm_before(self.mlp, "post_attention_layernorm")
 
     def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
         """Run the layer; see models/block.py."""
