@@ -16,7 +16,13 @@ from kiln.engine.layers.few_rows import (
     multiply_experts,
     multiply_few,
 )
-from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
+from kiln.engine.layers.many_rows import (
+    many_row_product,
+    multiplies_many,
+    multiply_many,
+    multiply_many_experts,
+)
+from kiln.engine.layers.scaled_products import has_blocks, multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
@@ -70,7 +76,8 @@ class BlockWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        product = describe_product(self.form, self.codes, DEQUANTISED)
+        many = many_row_product(self.codes, DEQUANTISED)
+        product = describe_product(self.form, self.codes, many)
         return f"fp8, one scale per block of 128 x 128, {product}"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
@@ -81,7 +88,9 @@ class BlockWeight(Weight):
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
         whole = BlockWeight.activations(self, x)
-        if not multiply_few(self.form, whole, self.codes, out, bias, self.scales):
+        if multiply_few(self.form, whole, self.codes, out, bias, self.scales):
+            return
+        if not multiply_many(whole, self.tensors, out, bias):
             Weight.product(self, x, out, bias)
 
     def grouped(
@@ -91,6 +100,8 @@ class BlockWeight(Weight):
         whole = BlockWeight.activations(self, rows)
         own = (self.form, whole, self.codes, (experts, ends), rows.dtype, self.scales)
         out = multiply_experts(*own)
+        if out is None:
+            out = multiply_many_experts(whole, self.tensors, ends)
         return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def joins(self, other: Weight) -> bool:
@@ -157,10 +168,11 @@ class BlockGroupWeight(BlockWeight):
         whole = BlockWeight.activations(self, x)
         if self._multiplies_few(whole, out, bias):
             return
-        if not (self.is_by_block and multiply_blocks(whole, self.codes, self.scales, out)):
-            Weight.product(self, x, out, None)
-        if bias is not None:
-            out += bias
+        if self.is_by_block and multiply_blocks(whole, self.codes, self.scales, out):
+            if bias is not None:
+                out += bias
+        elif not self._multiplies_many(x, out, bias):
+            Weight.product(self, x, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
@@ -172,7 +184,26 @@ class BlockGroupWeight(BlockWeight):
             own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
             if (out := multiply_experts(*own)) is not None:
                 return out
+        if multiplies_many(self.codes, dtype, len(rows)):
+            out = multiply_many_experts(self.activations(rows), self.tensors, ends)
+            if out is not None:
+                return out
         return Weight.grouped(self, rows, ends, experts)
+
+    @property
+    def _is_torchs(self) -> bool:
+        """Whether torch multiplies such blocks on this device, if their sizes fit.
+
+        It dequantises others. A model would load a kernel for these alone.
+        """
+        return self.codes.dim() == 2 and has_blocks(self.device)
+
+    def _multiplies_many(
+        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> bool:
+        if self._is_torchs or not multiplies_many(self.codes, x.dtype, len(x)):
+            return False
+        return multiply_many(self.activations(x), self.tensors, out, bias)
 
     def _multiplies_few(
         self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
@@ -185,6 +216,7 @@ class BlockGroupWeight(BlockWeight):
     def describe(self) -> str:
         """Say what is rounded."""
         fast = self.is_by_block and multiplies_blocks(self.codes)
-        others = "torch's scaled_mm" if fast else DEQUANTISED
+        many = DEQUANTISED if self._is_torchs else many_row_product(self.codes, DEQUANTISED)
+        others = "torch's scaled_mm" if fast else many
         product = describe_product(self.form, self.codes, others)
         return f"fp8, one scale per block of 128 x 128, activations per 128 of a token, {product}"

@@ -12,7 +12,14 @@ from kiln.engine.layers.few_rows import (
     multiply_experts,
     multiply_few,
 )
-from kiln.engine.layers.scaled_products import multiplies_rows, multiply_rows
+from kiln.engine.layers.many_rows import (
+    Fields,
+    many_row_product,
+    multiplies_many,
+    multiply_many,
+    multiply_many_experts,
+)
+from kiln.engine.layers.scaled_products import has_rows, multiplies_rows, multiply_rows
 from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.quantization.codes import encode
@@ -38,7 +45,7 @@ class ChannelWeight(Weight):
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
         few = self._is_fp8 and multiply_few(self.form, x, self.codes, out, bias, self.scales)
-        if not few:
+        if not few and not multiply_many(x, self._kept, out, bias):
             Weight.product(self, x, out, bias)
 
     def grouped(
@@ -49,11 +56,17 @@ class ChannelWeight(Weight):
             own = (self.form, rows, self.codes, (experts, ends), rows.dtype, self.scales)
             if (out := multiply_experts(*own)) is not None:
                 return out
-        return Weight.grouped(self, rows, ends, experts)
+        out = multiply_many_experts(rows, self._kept, ends)
+        return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"{self._codes_name}, one scale per output, {self._with_few_rows(DEQUANTISED)}"
+        many = many_row_product(self.codes, DEQUANTISED)
+        return f"{self._codes_name}, one scale per output, {self._with_few_rows(many)}"
+
+    @property
+    def _kept(self) -> Fields:
+        return self.codes, self.scales
 
     def _with_few_rows(self, others: str) -> str:
         return describe_product(self.form, self.codes, others) if self._is_fp8 else others
@@ -81,8 +94,17 @@ class RoundedProduct(ChannelWeight):
     @property
     def _product_name(self) -> str:
         if not multiplies_rows(self.codes):
-            return self._with_few_rows(DEQUANTISED)
+            others = DEQUANTISED if self._is_torchs else many_row_product(self.codes, DEQUANTISED)
+            return self._with_few_rows(others)
         return "torch._int_mm" if not self._is_fp8 else self._with_few_rows("torch._scaled_mm")
+
+    @property
+    def _is_torchs(self) -> bool:
+        """Whether torch multiplies such codes on this device, if their sizes fit.
+
+        It dequantises others. A model would load a kernel for these alone.
+        """
+        return self.codes.dim() == 2 and has_rows(self.device, self.codes.dtype)
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x rounded to codes, in its own dtype."""
@@ -95,10 +117,18 @@ class RoundedProduct(ChannelWeight):
         codes = (self.form, rounded, self.codes, out, bias, self.scales, x_scales)
         if self._is_fp8 and multiply_few(*codes):
             return
-        if not multiply_rows(rounded, x_scales, self.codes, self.scales, out):
-            Weight.product(self, x, out, None)
-        if bias is not None:
-            out += bias
+        if multiply_rows(rounded, x_scales, self.codes, self.scales, out):
+            if bias is not None:
+                out += bias
+        elif not self._multiplies_many(x, out, bias):
+            Weight.product(self, x, out, bias)
+
+    def _multiplies_many(
+        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> bool:
+        if self._is_torchs or not multiplies_many(self.codes, x.dtype, len(x)):
+            return False
+        return multiply_many(self.activations(x), self._kept, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
@@ -109,6 +139,10 @@ class RoundedProduct(ChannelWeight):
             codes, x_scales = self.rounded(rows, experts)
             own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
             if (out := multiply_experts(*own)) is not None:
+                return out
+        if multiplies_many(self.codes, dtype, len(rows)):
+            out = multiply_many_experts(self.activations(rows, experts), self._kept, ends)
+            if out is not None:
                 return out
         return Weight.grouped(self, rows, ends, experts)
 

@@ -28,11 +28,16 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+def has_rows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device has the product of codes of a dtype with a scale per row."""
+    return _capability(device) >= ((7, 5) if dtype == torch.int8 else (8, 9))
+
+
 def multiplies_rows(weight: torch.Tensor) -> bool:
     """Whether ``multiply_rows`` takes codes [out, in] of a projection."""
-    least, multiple = ((7, 5), 8) if weight.dtype == torch.int8 else ((8, 9), 16)
+    multiple = 8 if weight.dtype == torch.int8 else 16
     fits = not any(size % multiple for size in weight.shape)
-    return weight.dim() == 2 and fits and _capability(weight.device) >= least
+    return weight.dim() == 2 and fits and has_rows(weight.device, weight.dtype)
 
 
 def multiply_rows(
@@ -67,7 +72,7 @@ def multiplies_blocks(weight: torch.Tensor) -> bool:
     """Whether ``multiply_blocks`` takes codes [out, in] of a projection."""
     if weight.dim() != 2 or weight.shape[0] % 16 or weight.shape[1] % _BLOCK:
         return False
-    return _has_blocks(weight.device)
+    return has_blocks(weight.device)
 
 
 def multiply_blocks(
@@ -94,6 +99,7 @@ def multiply_blocks(
 
 
 @cache
-def _has_blocks(device: torch.device) -> bool:
+def has_blocks(device: torch.device) -> bool:
+    """Whether a device has the product of 8-bit floats with a scale per block."""
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
     return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(F, "scaled_mm")

@@ -39,14 +39,14 @@ class ChannelFP8(Scheme):
         return frozenset(("weight", self.scale, *more))
 
     @property
-    def rounds(self) -> bool:
+    def rounds(self) -> bool:  # type: ignore[override]
         """Whether activations are rounded."""
         return self.activations != "none"
 
     @property
     def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The variant of skinny_gemm, if the codes are floats."""
-        return ("E4M3", "kByOutput") if self.dtype == FP8 else ()
+        """The variant of skinny_gemm."""
+        return ("E4M3" if self.dtype == FP8 else "I8", "kByOutput")
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]
@@ -147,6 +147,7 @@ class AtLoadFP8(Scheme):
     """
 
     dtype: torch.dtype
+    rounds = True
     few_rows = ("E4M3", "kByOutput")
 
     def read(self, part: Part) -> Weight:

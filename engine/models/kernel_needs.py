@@ -12,10 +12,12 @@ from types import MappingProxyType
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.scaled_products import has_blocks, has_rows
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.loader import sample_layers
 from kiln.engine.models.quantization import UNQUANTIZED
+from kiln.engine.models.scheme import Scheme
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
@@ -23,6 +25,7 @@ from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 
+_CODES = MappingProxyType({"E4M3": torch.float8_e4m3fn, "I8": torch.int8})
 # Inputs that share a scale, for the value of SCALED.
 _GROUPS = MappingProxyType({"kByOutput": "0", "kBy32": "32", "kBy64": "64", "kByBlock": "128"})
 
@@ -52,6 +55,24 @@ def kernels_of(part: object) -> Iterator[KernelSpec]:
         yield from (spec for one in inner for spec in kernels_of(one))
 
 
+def dequantises(config: HFConfig, device: torch.device) -> bool:
+    """Whether torch dequantises some weights of a model on a device; experts count as such.
+
+    A GPU without an index stands for those of other machines, of which some may.
+    """
+    experts = config.traits.experts is not None
+    schemes = [one for one in config.quantization.schemes if one.few_rows]
+    return any(experts or not _is_torchs(one, device) for one in schemes)
+
+
+def _is_torchs(scheme: Scheme, device: torch.device) -> bool:
+    """Whether torch has a product for the codes of a scheme on a device."""
+    weight, scaled = scheme.few_rows
+    if weight not in _CODES or not scheme.rounds or device.index is None:
+        return False
+    return has_blocks(device) if scaled == "kByBlock" else has_rows(device, _CODES[weight])
+
+
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:
     """Return the compile-time values fixed by a model, its dtype, and its KV pool's dtype."""
     scalar, experts = SCALARS[dtype], config.traits.experts
@@ -71,7 +92,7 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         "input": ["Plain", "E4M3"] if has_fp8 and rounds else ["Plain"],
         "scaled": [*dict.fromkeys(["kNone", *(scaled for _, scaled in few)])],
         "experts": ["false"] if experts is None else ["false", "true"],
-        "group": [_GROUPS[scaled] for weight, scaled in few if weight in ("U4", "E2M1")],
+        "group": [*dict.fromkeys(_GROUPS[scaled] for _, scaled in few)],
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",

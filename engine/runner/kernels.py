@@ -17,7 +17,7 @@ from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig, QKNorm
-from kiln.engine.models.kernel_needs import layer_kernels
+from kiln.engine.models.kernel_needs import dequantises, layer_kernels
 from kiln.engine.runner.lora_backend import lora_kernels
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs
@@ -59,7 +59,7 @@ def called_kernels(
     """
     family, hf = model
     called = [*_STEP, *layer_kernels(family, hf), *few_row_kernels(device, needs)]
-    called += many_row_kernels(device, needs)
+    called += many_row_kernels(device, needs) if dequantises(hf, device) else []
     rotary_dims = {0 if rope is None else rope.dim for rope in hf.ropes}
     norms = hf.traits.qk_norm in (QKNorm.HEAD, QKNorm.HEAD_WITHOUT_WEIGHT)
     called += store_kernels(hf.head_dim, rotary_dims, norms, device, needs)

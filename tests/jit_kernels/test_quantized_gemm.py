@@ -261,8 +261,9 @@ def test_products_of_few_rows_fill_a_gpu():
 
 
 def test_scenarios_of_faults_find_nothing_without_one():
-    for group in ("0", "128"):
-        assert whole(render, ["quantized_gemm"], 1, needs={"group": group}) is None
+    for weight, group in (("U4", "0"), ("U4", "128"), ("E4M3", "128")):
+        needs = {"weight": weight, "group": group}
+        assert whole(render, ["quantized_gemm"], 1, needs=needs) is None
     for seed in range(at_depth(2, 20)):
         assert chained(render, ["quantized_gemm"], seed) is None
         assert sorted_ahead(render, ["quantized_gemm"], seed) is None

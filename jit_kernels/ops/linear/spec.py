@@ -125,6 +125,7 @@ def _is_supported(variant: Variant) -> bool:
         in {
             "Plain": ("kNone",),
             "E4M3": ("kByOutput", "kByBlock"),
+            "I8": ("kByOutput",),
             "U4": ("kByOutput", "kByBlock", "kBy64", "kBy32"),
             "E2M1": ("kBy32",),
         }[weight]

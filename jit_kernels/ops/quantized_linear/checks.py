@@ -10,13 +10,13 @@ from kiln.jit_kernels.ops.quantized_linear.cases import FEW_ROWS, MANY_ROWS, pad
 from kiln.jit_kernels.ops.quantized_linear.reference import BLOCK
 
 GROUPS, FINE_GROUP = (32, 64, 128), 32  # inputs of a scale: of whole numbers of 4 bits; of e2m1
-_ALIGNED = 16  # bytes
+ALIGNED = 16  # bytes
 _MOST_INPUTS = 2**24
 _FP8 = torch.float8_e4m3fn
 _BYTES = {_FP8: "E4M3", torch.int8: "I8"}  # formats of 8 bits
 
 
-def is_aligned(tensor: torch.Tensor, size: int = _ALIGNED) -> bool:
+def is_aligned(tensor: torch.Tensor, size: int = ALIGNED) -> bool:
     """Whether every row begins at a multiple of ``size`` bytes."""
     return not _start(tensor) % size and not (
         len(tensor) > 1 and tensor.stride(0) * tensor.itemsize % size
@@ -25,7 +25,9 @@ def is_aligned(tensor: torch.Tensor, size: int = _ALIGNED) -> bool:
 
 def _start(tensor: torch.Tensor) -> int:
     """Return the address of the first byte."""
-    return tensor.storage_offset() * tensor.itemsize if tensor.is_meta else tensor.data_ptr()
+    if tensor.is_meta:
+        return int(tensor.storage_offset()) * tensor.itemsize
+    return tensor.data_ptr()
 
 
 def variant_of(a: Arguments) -> Variant:
@@ -43,8 +45,8 @@ def code_stride(codes: torch.Tensor) -> int:
     """Return the bytes from an output's codes to those of the next, or of the next expert."""
     *lead, outputs, size = codes.shape
     if outputs > 1:
-        return codes.stride(-2)
-    return codes.stride(0) if lead and lead[0] > 1 else size
+        return int(codes.stride(-2))
+    return int(codes.stride(0)) if lead and lead[0] > 1 else size
 
 
 def outputs_log2(a: Arguments) -> int:
@@ -64,7 +66,7 @@ def why_not(a: Arguments) -> str:
     if a.x.stride(1) != 1 or a.out.stride(1) != 1:
         return "elements of a row are not side by side"
     if not is_aligned(a.x):
-        return f"rows of x do not begin at multiples of {_ALIGNED} bytes"
+        return f"rows of x do not begin at multiples of {ALIGNED} bytes"
     return _why_no_weights(a) or _why_no_options(a) or _why_no_memory(a)
 
 
@@ -113,8 +115,8 @@ def _why_no_groups(a: Arguments, size: int) -> str:
 
 def _why_no_blocks(a: Arguments, size: int) -> str:
     """Return what is wrong with 8-bit codes and the scales of their blocks."""
-    if size % _ALIGNED:
-        return f"codes of 8 bits in rows of {size}; want a multiple of {_ALIGNED}"
+    if size % ALIGNED:
+        return f"codes of 8 bits in rows of {size}; want a multiple of {ALIGNED}"
     columns, blocks = a.scales.shape[-1], -(-size // BLOCK)
     if columns == 1 or (a.codes.dtype == _FP8 and blocks <= columns <= _MOST_INPUTS):
         return ""
@@ -149,18 +151,18 @@ def _why_no_memory(a: Arguments) -> str:
         if given is not None and not given.is_contiguous():
             return f"{name} is not contiguous"
     for name, given in {"codes": a.codes}.items() if is_byte else groups.items():
-        if given is not None and _start(given) % _ALIGNED:
-            return f"{name} does not begin at a multiple of {_ALIGNED} bytes"
+        if given is not None and _start(given) % ALIGNED:
+            return f"{name} does not begin at a multiple of {ALIGNED} bytes"
     return _why_no_rows_of_bytes(a.codes) if is_byte else ""
 
 
 def _why_no_rows_of_bytes(codes: torch.Tensor) -> str:
     """Return what is wrong with the strides of 8-bit codes [.., outputs, inputs]."""
     stride = code_stride(codes)
-    if codes.stride(-1) != 1 or stride % _ALIGNED or not codes.shape[-1] <= stride <= _MOST_INPUTS:
+    if codes.stride(-1) != 1 or stride % ALIGNED or not codes.shape[-1] <= stride <= _MOST_INPUTS:
         return (
             f"codes have strides {codes.stride()}; want rows of neighbours that begin at multiples "
-            f"of {_ALIGNED} bytes, up to {_MOST_INPUTS} apart"
+            f"of {ALIGNED} bytes, up to {_MOST_INPUTS} apart"
         )
     if codes.dim() > 2 and len(codes) > 1 and codes.stride(0) != codes.shape[1] * stride:
         return f"codes have strides {codes.stride()}; want experts right behind each other"

@@ -40,7 +40,8 @@ def _weights(a: Arguments, expert: int | None, wide: torch.dtype) -> torch.Tenso
         for one in (a.codes, a.scales, a.zeros)
     )
     if codes.dtype != torch.uint8:
-        return codes.to(wide) * _of_blocks(scales.to(wide), *codes.shape)
+        plain: torch.Tensor = codes.to(wide)
+        return plain * _of_blocks(scales.to(wide), *codes.shape)
     unpacked = unpack_codes(codes)
     padded, inputs = unpacked.shape[1], a.x.shape[1]
     values = codes_of(unpacked, scales.dtype, padded)
