@@ -403,12 +403,15 @@ def random_llama(tmp_path_factory):
 def quantised(tmp_path_factory):
     """Return a function from a packer and a family to a checkpoint; see quantised_folders."""
 
+    from packers.compressed_tensors import EVERY
     from packers.packer import all_packers
     from quantised_folders import write
+
+    known = {**{packer.name: packer for packer in EVERY}, **all_packers()}
 
     @cache
     def make(packer, family="llama", seed=0, **more):
         root = tmp_path_factory.mktemp(f"{packer}-{family}")
-        return write(root, all_packers()[packer], family, seed, more)
+        return write(root, known[packer], family, seed, more)
 
     return make

@@ -83,7 +83,7 @@ def wanted(name, dtype="kiln::bf16"):
         ("skinny_gemm", dtype, *format, tiles, own)
         for format, tiles, own in product(formats, "12", experts)
     }
-    if codes is not None and codes[0] != "E4M3":
+    if codes is not None:
         of_codes = (codes[0], GROUPS[codes[1]])
         programs |= {("quantized_gemm", dtype, *of_codes, rows) for rows in ("32", "64")}
     return programs
@@ -102,11 +102,10 @@ def test_a_model_loads_the_products_of_its_weights(folder_of, environment, name)
     codes = MODELS[name][1]
     if codes is not None:
         assert (needs["weight"], needs["scaled"]) == (["Plain", codes[0]], ["kNone", codes[1]])
-    has_groups = codes is not None and codes[0] != "E4M3"
-    assert needs["group"] == ([GROUPS[codes[1]]] if has_groups else [])
+    assert needs["group"] == ([GROUPS[codes[1]]] if codes is not None else [])
     specs = called_kernels(EngineConfig(ModelConfig("m")), model, GPU, needs)
     assert "skinny_gemm" in {spec.name for spec in specs}
-    assert ("quantized_gemm" in {spec.name for spec in specs}) == has_groups
+    assert ("quantized_gemm" in {spec.name for spec in specs}) == (codes is not None)
     jobs = jobs_for(specs, ["sm_90a"], needs)
     programs = [(job.spec.name, *job.variant.values()) for job in jobs]
     assert len(set(programs)) == len(programs)
