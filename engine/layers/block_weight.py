@@ -13,11 +13,17 @@ from kiln.engine.layers.few_rows import (
     Epilogue,
     describe_product,
     multiplies_experts,
-    multiplies_few,
     multiply_experts,
     multiply_few,
 )
-from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
+from kiln.engine.layers.many_rows import (
+    many_row_product,
+    multiplies_many,
+    multiply_many,
+    multiply_many_experts,
+)
+from kiln.engine.layers.rounding import Rounded, Rounding
+from kiln.engine.layers.scaled_products import has_blocks, multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows, rows_at
 from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
@@ -71,7 +77,8 @@ class BlockWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        product = describe_product(self.form, self.codes, DEQUANTISED)
+        many = many_row_product(self.codes, DEQUANTISED)
+        product = describe_product(self.form, self.codes, many)
         return f"fp8, one scale per block of 128 x 128, {product}"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
@@ -86,7 +93,10 @@ class BlockWeight(Weight):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if not self.multiply_few(x, Epilogue(out, bias)):
+        if self.multiply_few(x, Epilogue(out, bias)):
+            return
+        whole = BlockWeight.activations(self, x)
+        if not multiply_many(whole, self.tensors, out, bias):
             Weight.product(self, x, out, bias)
 
     def grouped(
@@ -96,6 +106,8 @@ class BlockWeight(Weight):
         whole = BlockWeight.activations(self, rows)
         own = (self.form, whole, self.codes, (experts, ends), rows.dtype, self.scales)
         out = multiply_experts(*own)
+        if out is None:
+            out = multiply_many_experts(whole, self.tensors, ends)
         return Weight.grouped(self, rows, ends, experts) if out is None else out
 
     def joins(self, other: Weight) -> bool:
@@ -153,26 +165,35 @@ class BlockGroupWeight(BlockWeight):
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x rounded to codes, in its own dtype."""
-        codes, scales = quantize_per_group(BlockWeight.activations(self, x))
-        values = codes.float().view(len(codes), -1, BLOCK) * scales.unsqueeze(2)
-        return values.flatten(1).to(x.dtype)
+        return _values(*quantize_per_group(BlockWeight.activations(self, x)), x.dtype)
+
+    def rounding(self, inputs: int) -> Rounding | None:
+        """Return how x is rounded; None where it gets zeros behind."""
+        if inputs != self.codes.shape[-1]:
+            return None
+        return Rounding(self.codes.dtype, BLOCK, by_column=self._multiplies_blocks)
 
     def multiply_few(self, x: torch.Tensor, to: Epilogue) -> bool:
-        """Multiply x, rounded, by skinny_gemm; or return False."""
-        if not multiplies_few(self.form, self.codes, to.out.dtype, len(x)):
-            return False
-        codes, scales = quantize_per_group(BlockWeight.activations(self, x))
-        return multiply_few(self.form, codes, self.codes, to, self.scales, scales)
+        """Return False: no kernel has an activation behind rounded inputs."""
+        return False
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out."""
-        if self.multiply_few(x, Epilogue(out, bias)):
-            return
         whole = BlockWeight.activations(self, x)
-        if not (self.is_by_block and multiply_blocks(whole, self.codes, self.scales, out)):
-            Weight.product(self, x, out, None)
-        if bias is not None:
-            out += bias
+        rounded = quantize_per_group(whole, column_major_scales=self._multiplies_blocks)
+        self.rounded_product(Rounded(*rounded), out, bias)
+
+    def rounded_product(self, x: Rounded, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        if multiply_few(self.form, x.codes, self.codes, Epilogue(out, bias), self.scales, x.scales):
+            return
+        if self._multiplies_blocks and multiply_blocks(*x, self.codes, self.scales, out):
+            if bias is not None:
+                out += bias
+            return
+        values = _values(*x, out.dtype)
+        if self._is_torchs or not multiply_many(values, self.tensors, out, bias):
+            self.dequantised_product(values, out, bias)
 
     def grouped(
         self, rows: torch.Tensor, ends: torch.Tensor, experts: torch.Tensor
@@ -184,11 +205,34 @@ class BlockGroupWeight(BlockWeight):
             own = (self.form, codes, self.codes, (experts, ends), dtype, self.scales, x_scales)
             if (out := multiply_experts(*own)) is not None:
                 return out
+        if multiplies_many(self.codes, dtype, len(rows)):
+            out = multiply_many_experts(self.activations(rows), self.tensors, ends)
+            if out is not None:
+                return out
         return Weight.grouped(self, rows, ends, experts)
+
+    @property
+    def _multiplies_blocks(self) -> bool:
+        """Whether torch multiplies these codes."""
+        return self.is_by_block and multiplies_blocks(self.codes)
+
+    @property
+    def _is_torchs(self) -> bool:
+        """Whether torch multiplies such blocks on this device, if their sizes fit.
+
+        It dequantises others. A model would load a kernel for these alone.
+        """
+        return self.codes.dim() == 2 and has_blocks(self.device)
 
     def describe(self) -> str:
         """Say what is rounded."""
-        fast = self.is_by_block and multiplies_blocks(self.codes)
-        others = "torch's scaled_mm" if fast else DEQUANTISED
+        many = DEQUANTISED if self._is_torchs else many_row_product(self.codes, DEQUANTISED)
+        others = "torch's scaled_mm" if self._multiplies_blocks else many
         product = describe_product(self.form, self.codes, others)
         return f"fp8, one scale per block of 128 x 128, activations per 128 of a token, {product}"
+
+
+def _values(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return what codes [num_rows, in] stand for, by scales [num_rows, in / 128]."""
+    values = codes.float().view(len(codes), -1, BLOCK) * scales.unsqueeze(2)
+    return values.flatten(1).to(dtype)

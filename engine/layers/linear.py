@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from kiln.engine.layers.few_rows import gates_few, multiplies_few
+from kiln.engine.layers.few_rows import multiplies_few
 from kiln.engine.layers.opaque import opaque_operator
 from kiln.engine.layers.rounding import ROUNDED_DTYPE, Rounded, Rounding
 from kiln.engine.layers.weight import DenseWeight, Tensors, Weight
 from kiln.engine.layers.weight_parts import weight_of
 from kiln.jit_kernels.declare.spec import KernelSpec
+from kiln.jit_kernels.ops.linear.spec import GATED
 
 
 def _linear(
@@ -109,7 +110,7 @@ class Linear:
         """
         (name,) = activation.params["activation"]
         is_one = self.is_opaque or self.weight.is_quantised
-        if isinstance(x, Rounded) or not (is_one and self.ends_here and gates_few(name)):
+        if isinstance(x, Rounded) or not (is_one and self.ends_here and name in GATED):
             both = self(x)
             out = both.new_empty(both.shape[0], both.shape[1] // 2)
             activation.operator(out, both)

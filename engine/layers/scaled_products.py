@@ -16,8 +16,6 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
-
 _LEAST_INT8_ROWS = 17
 _BLOCK = 128
 
@@ -28,11 +26,16 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+def has_rows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device has the product of codes of a dtype with a scale per row."""
+    return _capability(device) >= ((7, 5) if dtype == torch.int8 else (8, 9))
+
+
 def multiplies_rows(weight: torch.Tensor) -> bool:
     """Whether ``multiply_rows`` takes codes [out, in] of a projection."""
-    least, multiple = ((7, 5), 8) if weight.dtype == torch.int8 else ((8, 9), 16)
+    multiple = 8 if weight.dtype == torch.int8 else 16
     fits = not any(size % multiple for size in weight.shape)
-    return weight.dim() == 2 and fits and _capability(weight.device) >= least
+    return weight.dim() == 2 and fits and has_rows(weight.device, weight.dtype)
 
 
 def multiply_rows(
@@ -44,9 +47,9 @@ def multiply_rows(
 ) -> bool:
     """Write (codes * scales) @ (weight * weight_scales).T to out [num_rows, out], or return False.
 
-    codes: [num_rows, in], scales: [num_rows, 1]; weight: [out, in], weight_scales: [out, 1]. Tensor
-    cores of a GPU add up 8-bit floats with fewer digits than float32 has, so ``out`` must be of 16
-    bits for them.
+    codes: [num_rows, in]; scales: [num_rows, 1], of any strides; weight: [out, in], weight_scales:
+    [out, 1]. Tensor cores of a GPU add up 8-bit floats with fewer digits than float32 has, so
+    ``out`` must be of 16 bits for them.
     """
     if not multiplies_rows(weight) or not out.is_contiguous():
         return False
@@ -59,7 +62,8 @@ def multiply_rows(
         return True
     if out.itemsize > 2:
         return False
-    torch._scaled_mm(codes, weight.T, scales, weight_scales.T, out_dtype=out.dtype, out=out)
+    row_scales = scales.contiguous()
+    torch._scaled_mm(codes, weight.T, row_scales, weight_scales.T, out_dtype=out.dtype, out=out)
     return True
 
 
@@ -67,33 +71,39 @@ def multiplies_blocks(weight: torch.Tensor) -> bool:
     """Whether ``multiply_blocks`` takes codes [out, in] of a projection."""
     if weight.dim() != 2 or weight.shape[0] % 16 or weight.shape[1] % _BLOCK:
         return False
-    return _has_blocks(weight.device)
+    return has_blocks(weight.device)
 
 
 def multiply_blocks(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out: torch.Tensor
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    out: torch.Tensor,
 ) -> bool:
-    """Write x @ weight.T to out [num_rows, out] with both in 8-bit floats, or return False.
+    """Write (codes * scales) @ (weight * weight_scales).T to out [num_rows, out], or return False.
 
-    x [num_rows, in] is rounded with a scale for each 128 inputs. weight: [out, in]; scales: [out /
-    128, in / 128], with both rounded up, the second to a multiple of 4. Wrong numbers come back,
-    without an error, if it is not.
+    All codes are 8-bit floats. codes: [num_rows, in]; scales: [num_rows, in / 128], best column by
+    column. weight: [out, in]; weight_scales: [out / 128, in / 128], with both rounded up, the
+    second to a multiple of 4. Wrong numbers come back, without an error, if it is not.
     """
-    if not multiplies_blocks(weight) or x.itemsize > 2:
+    if not multiplies_blocks(weight) or out.itemsize > 2:
         return False
     by_row, by_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-    rows = len(x)
+    rows, columns = len(codes), scales.T
     if rows % 4:
-        x = F.pad(x, (0, 0, 0, -rows % 4))
-    codes, row_scales = quantize_per_group(x, column_major_scales=True)
+        codes = F.pad(codes.view(torch.uint8), (0, 0, 0, -rows % 4)).view(codes.dtype)
+        columns = F.pad(columns, (0, -rows % 4))
     product = F.scaled_mm(
-        codes, weight.T, row_scales, by_row, scales.T, by_block, output_dtype=out.dtype
-    )
+        codes, weight.T, columns.contiguous().T, by_row, weight_scales.T, by_block,
+        output_dtype=out.dtype,
+    )  # fmt: skip
     out.copy_(product[:rows])
     return True
 
 
 @cache
-def _has_blocks(device: torch.device) -> bool:
+def has_blocks(device: torch.device) -> bool:
+    """Whether a device has the product of 8-bit floats with a scale per block."""
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
     return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(F, "scaled_mm")

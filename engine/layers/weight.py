@@ -98,7 +98,12 @@ class Weight(ABC):
 
     def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write x @ weight.T + bias to out [num_rows, out]; x: [num_rows, in]."""
-        x = self.activations(x)
+        self.dequantised_product(self.activations(x), out, bias)
+
+    def dequantised_product(
+        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Do the same with floats; x: as ``activations`` returns it."""
         for tile in self._tiles(x):
             torch.mm(x, self.dequantized(tile, x.dtype).T, out=out[:, tile])
         if bias is not None:

@@ -39,7 +39,7 @@ class ChannelFP8(Scheme):
         return frozenset(("weight", self.scale, *more))
 
     @property
-    def rounds(self) -> bool:
+    def rounds(self) -> bool:  # type: ignore[override]
         """Whether activations are rounded."""
         return self.activations != "none"
 
@@ -147,6 +147,7 @@ class AtLoadFP8(Scheme):
     """
 
     dtype: torch.dtype
+    rounds = True
     few_rows = ("E4M3", "kByOutput")
 
     def read(self, part: Part) -> Weight:

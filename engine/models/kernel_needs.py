@@ -12,20 +12,23 @@ from types import MappingProxyType
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.rounding import ROUNDING_KERNELS
+from kiln.engine.layers.scaled_products import has_blocks, has_rows
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.loader import sample_layers
 from kiln.engine.models.quantization import UNQUANTIZED
+from kiln.engine.models.scheme import Scheme
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
-from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
+from kiln.jit_kernels.ops.quantization.codes import QUANTS
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 
+_CODES = MappingProxyType({"E4M3": torch.float8_e4m3fn, "I8": torch.int8})
 # Inputs that share a scale, for the value of SCALED.
 _GROUPS = MappingProxyType({"kByOutput": "0", "kBy32": "32", "kBy64": "64", "kByBlock": "128"})
-_OF_BYTES = ("E4M3", "I8")  # formats of codes to which activations may be rounded too
 
 
 def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
@@ -35,7 +38,7 @@ def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
     """
     quantised = [] if config.quantization == UNQUANTIZED else [DEQUANTIZE]
     if config.quantization.rounds_activations:
-        quantised.append(QUANTIZE)
+        quantised += ROUNDING_KERNELS
     return [*dict.fromkeys(kernels_of(sample_layers(family, config))), *quantised]
 
 
@@ -53,6 +56,24 @@ def kernels_of(part: object) -> Iterator[KernelSpec]:
         yield from (spec for one in inner for spec in kernels_of(one))
 
 
+def dequantises(config: HFConfig, device: torch.device) -> bool:
+    """Whether torch dequantises some weights of a model on a device; experts count as such.
+
+    A GPU without an index stands for those of other machines, of which some may.
+    """
+    experts = config.traits.experts is not None
+    schemes = [one for one in config.quantization.schemes if one.few_rows]
+    return any(experts or not _is_torchs(one, device) for one in schemes)
+
+
+def _is_torchs(scheme: Scheme, device: torch.device) -> bool:
+    """Whether torch has a product for the codes of a scheme on a device."""
+    weight, scaled = scheme.few_rows
+    if weight not in _CODES or not scheme.rounds or device.index is None:
+        return False
+    return has_blocks(device) if scaled == "kByBlock" else has_rows(device, _CODES[weight])
+
+
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:
     """Return the compile-time values fixed by a model, its dtype, and its KV pool's dtype."""
     scalar, experts = SCALARS[dtype], config.traits.experts
@@ -62,17 +83,18 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         routing = {"router_t": router, "max_experts": expert_capacity(experts.num_experts)}
         if not ROUTE_TOKENS.has_variant(routing):  # route_tokens converts the logits
             routing["router_t"] = "float"
-    few = sorted({one.few_rows for one in config.quantization.schemes if one.few_rows})
-    rounds = config.quantization.rounds_activations
-    formats = list(dict.fromkeys(weight for weight, _ in few))
+    schemes = [one for one in config.quantization.schemes if one.few_rows]
+    few = sorted({one.few_rows for one in schemes})
+    rounded = sorted({one.few_rows[0] for one in schemes if one.rounds})
     return {
         "scalar_t": scalar,
         **routing,
-        "weight": ["Plain", *formats],
-        "input": ["Plain", *(one for one in formats if rounds and one in _OF_BYTES)],
+        **({"quant_t": [QUANTS[_CODES[one]] for one in rounded]} if rounded else {}),
+        "weight": [*dict.fromkeys(["Plain", *(weight for weight, _ in few)])],
+        "input": ["Plain", *rounded],
         "scaled": [*dict.fromkeys(["kNone", *(scaled for _, scaled in few)])],
         "experts": ["false"] if experts is None else ["false", "true"],
-        "group": [_GROUPS[scaled] for weight, scaled in few if weight in ("U4", "E2M1")],
+        "group": [*dict.fromkeys(_GROUPS[scaled] for _, scaled in few)],
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",

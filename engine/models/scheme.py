@@ -97,11 +97,13 @@ class Part:
 class Scheme(ABC):
     """How the weights of a module are stored. Equal schemes read equal modules.
 
-    ``shares_fields``: whether a Weight of it has fields that belong to all outputs. ``few_rows``:
-    WEIGHT and SCALED of the variant of skinny_gemm that multiplies its weights; empty: none does.
+    ``shares_fields``: whether a Weight of it has fields that belong to all outputs. ``rounds``:
+    whether activations are rounded. ``few_rows``: WEIGHT and SCALED of the variant of skinny_gemm
+    that multiplies its weights; empty: none does.
     """
 
     shares_fields = False
+    rounds = False
     few_rows: tuple[str, ...] = ()
 
     @abstractmethod

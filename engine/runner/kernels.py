@@ -17,7 +17,7 @@ from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig, QKNorm
-from kiln.engine.models.kernel_needs import layer_kernels
+from kiln.engine.models.kernel_needs import dequantises, layer_kernels
 from kiln.engine.runner.lora_backend import lora_kernels
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs
@@ -46,6 +46,23 @@ def with_limits(made: Iterable[Decision], device: torch.device) -> list[Decision
     ]
 
 
+def _of_layers(
+    config: EngineConfig | None, model: tuple[Family, HFConfig], *, gates: bool
+) -> list[KernelSpec]:
+    """Return what layers call, but for fused kernels that are not called with these settings.
+
+    Adapters add to products, so nothing is fused then. Where activations are rounded, that is done
+    behind the activation of an MLP, which therefore is not fused with the product before it.
+    """
+    family, hf = model
+    called = layer_kernels(family, hf)
+    if config is not None and config.lora.enabled:
+        called = [one for one in called if not one.has_unfused_path]
+    if gates and gates_few("silu") and not hf.quantization.rounds_activations:
+        return called
+    return [one for one in called if one.family != SKINNY_GEMM.family]
+
+
 def called_kernels(
     config: EngineConfig | None, model: tuple[Family, HFConfig], device: torch.device, needs: Needs
 ) -> list[KernelSpec]:
@@ -57,11 +74,10 @@ def called_kernels(
     ConfigError if a toggle asks for attention kernels that do not support the model, EnvError if a
     toggle of LoRA would have no effect.
     """
-    family, hf = model
-    of_layers, few = layer_kernels(family, hf), few_row_kernels(device, needs)
-    if not few or not gates_few("silu") or (config is not None and config.lora.enabled):
-        of_layers = [one for one in of_layers if one.family != SKINNY_GEMM.family]
-    called = [*_STEP, *of_layers, *few, *many_row_kernels(device, needs)]
+    _, hf = model
+    few = few_row_kernels(device, needs)
+    called = [*_STEP, *few, *_of_layers(config, model, gates=bool(few))]
+    called += many_row_kernels(device, needs) if dequantises(hf, device) else []
     rotary_dims = {0 if rope is None else rope.dim for rope in hf.ropes}
     norms = hf.traits.qk_norm in (QKNorm.HEAD, QKNorm.HEAD_WITHOUT_WEIGHT)
     called += store_kernels(hf.head_dim, rotary_dims, norms, device, needs)

@@ -3,12 +3,16 @@
 // The group of an input is g = k / GROUP, or 0 if GROUP = 0.
 //   x, out          [rows, inputs] and [rows, outputs] of SCALAR_T; strides count elements. Rows of
 //                   x begin at multiples of 16 bytes; inputs is a multiple of 8.
-//   codes           [experts, outputs, padded inputs / 2], as jit_kernels/ops/shared/four_bits.py
-//                   packs them
-//   scales, zeros   [experts, outputs, padded inputs / GROUP]. Scales of the padding are finite.
-//                   WEIGHT = U4: scales are float32, zero points 0 to 16; zeros = null means 8.
-//                   WEIGHT = E2M1: a scale is a power of two, stored as its exponent plus 127.
-//                   There are no zero points.
+//   codes           WEIGHT = U4, E2M1: [experts, outputs, padded inputs / 2], as
+//                   jit_kernels/ops/shared/four_bits.py packs them.
+//                   WEIGHT = E4M3, I8: [experts, outputs, inputs]; inputs is a multiple of 16.
+//                   Outputs are code_stride bytes apart, a multiple of 16.
+//   scales, zeros   U4, E2M1: [experts, outputs, padded inputs / GROUP]. Scales of the padding are
+//                   finite. U4: scales are float32, zero points 0 to 16; zeros = null means 8.
+//                   E2M1: a scale is a power of two, stored as its exponent plus 127. There are no
+//                   zero points.
+//                   E4M3, I8: float32 [experts, outputs >> outputs_log2 rounded up, scale_columns],
+//                   a column for each GROUP inputs, or more. There are no zero points.
 //   bias            [outputs] or null
 //   ends            [experts] or null. If it is given, rows are sorted by expert, and those of
 //                   expert e end at ends[e]. Rows behind the last end are not read or written.
@@ -20,7 +24,8 @@
 // of a result depend on its row of x, its output's weights, `inputs`, `slices_log2` and the format.
 // They do not depend on the other rows, TILE_ROWS, split or the number of experts. Tensor cores
 // multiply x by code - zero, which SCALAR_T represents exactly; the scale multiplies the sum of a
-// group in float32.
+// group in float32. Four lanes share a row. The inputs that a lane passes to an mma are those that
+// it loaded, in an order that is the same for codes and x.
 // Memory: cp.async fills a ring of tiles of codes and x; one block barrier for each tile. Codes
 // never change, so they are loaded before the kernel ahead has ended, unless the block must know
 // its expert first. Blocks of a cluster read each other's sums in shared memory.
@@ -50,13 +55,18 @@
 namespace kiln {
 
 using T = SCALAR_T;
-using X = Inputs<T, TILE_ROWS>;
+constexpr bool kBytes = WEIGHT::kBits == 8;
+using Tile = Codes<WEIGHT>;
+using X = Inputs<T, TILE_ROWS, WEIGHT::kBits>;
 constexpr int kGroups = GROUP > 0 ? kChunk / GROUP : 1;  // of a tile
 using Weights = Factors<T, WEIGHT, kGroups>;
 
 constexpr int kTiles = TILE_ROWS / 8, kMostParts = 4;
-constexpr int kStageBytes = kCodeBytes + X::kBytes;
-constexpr int kStages = TILE_ROWS == 32 ? 4 : kLargeBytes > 100 * 1024 ? 3 : 2;
+constexpr int kStageBytes = Tile::kBytes + X::kBytes;
+// Two blocks fit in an SM of 228 KB. Of 8-bit codes so do two of 32 rows in one of 164 KB.
+constexpr bool kLarge = kLargeBytes > 100 * 1024, kMiddle = !kLarge && kLargeBlocks > 1;
+constexpr int kStages = kBytes ? ((TILE_ROWS == 32) != kMiddle ? 3 : 2)
+                        : TILE_ROWS == 32 ? 4 : kLarge ? 3 : 2;
 constexpr int kPitch = kOutputs + 4;  // of sums, so that lanes store in different banks
 
 // A lane's sums: of two tiles of 16 outputs, and of each 8 rows.
@@ -66,18 +76,36 @@ KILN_FN int lane() { return threadIdx.x % 32; }
 // The first of a lane's outputs: the others are 8, 16 and 24 further.
 KILN_FN int own_output() { return threadIdx.x / 32 * 32 + lane() / 4; }
 
-// Add a lane's part of the products of kWords words of codes for each output.
-constexpr bool kTight = kStages < 3;  // more code at once would spill registers there
-constexpr int kSteps = GROUP == 32 || (GROUP == 64 && kTight) ? 4 : GROUP == 64 || kTight ? 2 : 1;
-constexpr int kWords = 4 / kSteps;
-KILN_FN void multiply(Sums& sum, const Words (&codes)[4], const uint32_t (&zero)[4],
+// A lane multiplies four pieces of a tile of x, each of eight inputs, in kSteps steps.
+// More code at once would spill registers.
+constexpr bool kTight = kBytes ? GROUP > 0 && TILE_ROWS > 32 : kStages < 3;
+constexpr bool kFine = GROUP == 64 || kBytes;
+constexpr int kSteps = GROUP == 32 || (kFine && kTight) ? 4 : kFine || kTight ? 2 : 1;
+constexpr int kPieces = 4 / kSteps, kWords = kPieces * WEIGHT::kBits / 4;  // of a step
+constexpr int kOfHalf = kBytes ? kSteps / 2 : kSteps;  // steps with 64 bytes of each row of codes
+
+// A lane's codes of an output: of 4 bits those of a tile, of 8 bits those of a step. Where these
+// are 8 bytes, which saves registers, rows use the same banks as those two further.
+struct alignas(kBytes ? kWords * 4 : 16) Part { uint32_t w[kBytes ? kWords : 4]; };
+KILN_FN void load_codes(Part (&codes)[4], const unsigned char* tile, int step) {
+  tile += step % kOfHalf * kWords * 4;
+#pragma unroll
+  for (int o = 0; o < 4; ++o)
+    codes[o] = load_vector<Part>(
+        tile + Tile::place(own_output() + 8 * o, 4 * (step / kOfHalf) + lane() % 4));
+}
+
+// Add a lane's part of the products of a step.
+KILN_FN void multiply(Sums& sum, const Part (&codes)[4], const uint32_t (&zero)[4],
                       const unsigned char* x, int step) {
 #pragma unroll
-  for (int j = 0; j < kWords; ++j) {
+  for (int j = 0; j < kPieces; ++j) {
     uint32_t a[4][4];
 #pragma unroll
-    for (int o = 0; o < 4; ++o) WEIGHT::unpack<T>(codes[o].w[j], zero[o], a[o]);
-    const unsigned char* row = x + X::place(lane() / 4, 4 * (step * kWords + j) + lane() % 4);
+    for (int o = 0; o < 4; ++o) WEIGHT::unpack<T>(codes[o].w, j, zero[o], a[o]);
+    const unsigned char* row = x + X::place(
+        lane() / 4, kBytes ? 8 * (step / kOfHalf) + lane() % 4 * 2 + step % kOfHalf * kPieces + j
+                           : 4 * (step * kPieces + j) + lane() % 4);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const Words b = load_vector<Words>(row + n * 8 * X::kPitch);
@@ -112,10 +140,8 @@ KILN_FN void add_group(Sums& total, const Sums& part, const float (&scales)[kOut
 // registers than there are.
 KILN_FN void multiply_tile(Sums& total, const unsigned char* stage, const Weights::Place& factors) {
   constexpr int kOfGroup = kSteps / kGroups;
-  Words codes[4];
-#pragma unroll
-  for (int o = 0; o < 4; ++o)
-    codes[o] = load_vector<Words>(stage + (own_output() + 8 * o) * kRowBytes + lane() % 4 * 16);
+  Part codes[4];
+  if (!kBytes) load_codes(codes, stage, 0);
 #pragma unroll 1
   for (int q = 0; q < kGroups; ++q) {
     Sums part = {};
@@ -125,11 +151,12 @@ KILN_FN void multiply_tile(Sums& total, const unsigned char* stage, const Weight
       if constexpr (WEIGHT::kZeros)
 #pragma unroll
         for (int o = 0; o < 4; ++o) zero[o] = factors.zero[q][own_output() + 8 * o];
-      multiply(GROUP > 0 ? part : total, codes, zero, stage + kCodeBytes, step);
+      if (kBytes) load_codes(codes, stage, step);
+      multiply(GROUP > 0 ? part : total, codes, zero, stage + Tile::kBytes, step);
 #pragma unroll
       for (int o = 0; o < 4; ++o)
 #pragma unroll
-        for (int j = 0; j + kWords < 4; ++j) codes[o].w[j] = codes[o].w[j + kWords];
+        for (int j = 0; j + kPieces < 4 && !kBytes; ++j) codes[o].w[j] = codes[o].w[j + kPieces];
     }
     if (GROUP > 0) add_group(total, part, factors.scale[q]);
   }
@@ -204,7 +231,8 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
                const kiln::Weights::Scale* scales, const short* zeros, const SCALAR_T* bias,
                const int32_t* ends, int64_t x_stride, int64_t out_stride, int32_t rows,
                int32_t outputs, int32_t inputs, int32_t experts, int32_t slices_log2, int32_t split,
-               int32_t aligned) {
+               int32_t aligned, int32_t code_stride, int32_t scale_columns,
+               int32_t outputs_log2) {
   kiln::pdl_reads_plan();
   using namespace kiln;
   __shared__ Weights::Place factors[2];
@@ -215,7 +243,9 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
   if (first >= outputs || (!kClusters && part > 0)) return;
   const bool apart = kClusters && split > 1;
   const int chunks = (inputs + kChunk - 1) / kChunk;
-  const int columns = GROUP > 0 ? chunks * kGroups : 1;
+  const int columns = kBytes ? scale_columns : GROUP > 0 ? chunks * kGroups : 1;
+  const int shared_log2 = kBytes ? outputs_log2 : 0;  // of the outputs that share scales
+  const int of_row = kBytes ? code_stride : chunks, unit = kBytes ? 1 : Tile::kRowBytes;
   const int begin = apart ? chunks * part >> slices_log2 : 0;
   const int end = apart ? chunks * (part + 1) >> slices_log2 : chunks;
   if (ends) pdl_wait();
@@ -225,8 +255,8 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
     if (ends) run = run_of_expert<TILE_ROWS>(ends, experts, block);
     if (run.count <= 0) return;
     const int64_t of_expert = int64_t(run.expert) * outputs;
-    const Codes weights{codes + (of_expert + first) * chunks * kRowBytes,
-                        chunks * kRowBytes, outputs - first};
+    const Tile weights{codes + (of_expert + first) * of_row * unit, of_row * unit,
+                       outputs - first, inputs};
     const X own{x + run.first * x_stride, x_stride, run.count, inputs};
 #pragma unroll 1
     for (int s = 0; s < kStages - 1; ++s)
@@ -235,12 +265,13 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
     pdl_launch_dependents_last();
 #pragma unroll 1
     for (int s = 0; s < kStages - 1; ++s) {
-      if (begin + s < end) own.fetch(stages + s * kStageBytes + kCodeBytes, begin + s);
+      if (begin + s < end) own.fetch(stages + s * kStageBytes + Tile::kBytes, begin + s);
       copy_commit();
     }
     const int last = outputs - first - 1;
-    const Weights source{scales, zeros, (of_expert + first) * columns,
-                         min(int(threadIdx.x), last) * columns};
+    const int64_t of_scales = int64_t(run.expert) * ((outputs - 1 >> shared_log2) + 1);
+    const Weights source{scales, zeros, (of_scales + (first >> shared_log2)) * columns,
+                         (min(int(threadIdx.x), last) >> shared_log2) * columns};
     const auto begun = source.load(GROUP > 0 ? begin * kGroups : 0);
     auto next = begun;
     if (GROUP > 0 && begin + 1 < end) next = source.load((begin + 1) * kGroups);
@@ -261,7 +292,7 @@ quantized_gemm(SCALAR_T* out, const SCALAR_T* x, const uint8_t* codes,
       if (ahead < end) {
         unsigned char* to = stages + (stage == 0 ? kStages - 1 : stage - 1) * kStageBytes;
         weights.fetch(to, ahead);
-        own.fetch(to + kCodeBytes, ahead);
+        own.fetch(to + Tile::kBytes, ahead);
       }
       copy_commit();
       multiply_tile(total, stages + stage * kStageBytes, factors[now]);

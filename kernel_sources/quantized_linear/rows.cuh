@@ -1,7 +1,9 @@
 // Rows of x: which of them a block multiplies, and how they lie in shared memory.
 //
-// Eight lanes load 16 bytes each at once, four of one row and four of the next. A row is 256 bytes,
-// so odd rows have their halves of 128 bytes in another order: all eight then use different banks.
+// Eight lanes load a piece of 16 bytes each at once, four of one row and four of the next. A row is
+// 256 bytes, so odd rows have their pieces in another order: all eight then use different banks.
+// Beside 4-bit codes four lanes load neighbours, and odd rows have their halves of 128 bytes
+// swapped; beside 8-bit codes they load every other piece, and odd rows have neighbours swapped.
 #pragma once
 #include "kiln/ptx/async.cuh"
 
@@ -55,16 +57,16 @@ template <int kRows> KILN_FN Run run_of_rows(int rows, int block) {
   return {0, block * kRows, min(rows - block * kRows, kRows)};
 }
 
-// Tiles of kRows x 128 inputs. Rows and inputs that do not exist are zeros.
-template <class T, int kRows> struct Inputs {
-  static constexpr int kPitch = 256, kBytes = kRows * kPitch;
+// Tiles of kRows x 128 inputs, beside codes of kBits. Rows and inputs that do not exist are zeros.
+template <class T, int kRows, int kBits> struct Inputs {
+  static constexpr int kPitch = 256, kBytes = kRows * kPitch, kSwap = kBits == 4 ? 4 : 1;
 
   const T* first;  // the run's first row
   int64_t stride;
   int count, inputs;
 
   KILN_FN static int place(int row, int piece) {
-    return row * kPitch + (piece ^ row % 2 * 4) * 16;
+    return row * kPitch + (piece ^ row % 2 * kSwap) * 16;
   }
   KILN_FN void fetch(unsigned char* to, int chunk) const {
     const int row = threadIdx.x / 16, piece = threadIdx.x % 16, k = chunk * 128 + piece * 8;

@@ -120,7 +120,8 @@ def test_tokens_are_those_of_torch_and_bits_those_of_a_request_alone(
     folder = made.folder if packer else made.twin
     check(serve, products, folder, dtype, model.logprobs)
     assert {weight for _, weight, _ in products} == formats
-    assert "silu" in {special for _, _, special in products}
+    rounds = name in ("fp8 channel", "fp8 block", "int8 token")  # behind the activation
+    assert ("silu" in {special for _, _, special in products}) == (not rounds)
 
 
 def test_experts_of_4_bits_too(serve, products, tmp_path):

@@ -14,6 +14,7 @@ from kiln.jit_kernels.declare.parity import error_of, expected, poison
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant, label
 from kiln.jit_kernels.ops.quantized_linear import spec as declared
+from kiln.jit_kernels.ops.quantized_linear.cases import BITS
 from kiln.jit_kernels.ops.quantized_linear.spec import QUANTIZED_GEMM
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK
 from kiln.jit_kernels.registry import find_spec
@@ -35,6 +36,8 @@ def random_products(variant: Variant, count: int) -> Iterator[tuple[Arguments, r
         inputs = chance.choice((chance.randint(17, 40), 8 * chance.randint(32, 40))) * 8
         sizes = {"rows": chance.randint(1, 70), "outputs": chance.randint(1, 150), "experts": 0}
         sizes |= {"inputs": inputs, "zeros": chance.randint(0, 1), "bias": chance.randint(0, 1)}
+        if BITS[variant["weight"]] == 8:
+            sizes |= {"inputs": -(-inputs // 16) * 16, "by_row": number % 2, "more": number % 3}
         torch.manual_seed(chance.randrange(2**31))
         a = QUANTIZED_GEMM.make_arguments(variant, sizes, "cpu")
         yield (_cancelling(a) if number % 3 else a), chance
@@ -47,8 +50,11 @@ def _cancelling(a: Arguments) -> Arguments:
         return a
     a.x[:, half : 2 * half] = -a.x[:, :half]
     a.x[:, 2 * half :] = 0
-    a.codes[:, half // 2 : half] = a.codes[:, : half // 2]
-    columns = a.scales.shape[1] * half // (a.codes.shape[1] * 2)
+    width = half // 2 if a.codes.dtype == torch.uint8 else half  # of the codes of as many inputs
+    a.codes[:, width : 2 * width] = a.codes[:, :width]
+    columns = half // CHUNK if a.codes.dtype != torch.uint8 and a.scales.shape[1] > 1 else 0
+    if a.codes.dtype == torch.uint8:
+        columns = a.scales.shape[1] * half // (a.codes.shape[1] * 2)
     for kept in (a.scales, a.zeros):
         if kept is not None and columns:
             kept[:, columns : 2 * columns] = kept[:, :columns]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from depth import at_depth
@@ -9,8 +11,9 @@ from quantized_products import bits, chained, of_rows, random_products, sorted_a
 
 from kiln.jit_kernels.declare.parity import error_of, expected, poison
 from kiln.jit_kernels.declare.settings import settings
-from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU, label
+from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU, Gpu, label
 from kiln.jit_kernels.ops.dequantize.reference import codes_of, scale_values
+from kiln.jit_kernels.ops.quantized_linear.cases import BITS
 from kiln.jit_kernels.ops.quantized_linear.functions import grouped_quantized_gemm, quantized_gemm
 from kiln.jit_kernels.ops.quantized_linear.spec import (
     CLUSTER,
@@ -20,6 +23,8 @@ from kiln.jit_kernels.ops.quantized_linear.spec import (
 )
 from kiln.jit_kernels.ops.shared.four_bits import pack_codes
 from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.cubin import resources_of
+from kiln.jit_kernels.toolchains.nvrtc import compile_cubin
 from kiln.jit_kernels.toolchains.template import render
 
 NEEDS = {"tile_rows": "32", **at_depth({"scalar_t": "kiln::bf16"}, {})}
@@ -46,10 +51,18 @@ def test_every_code_zero_point_and_scale_gives_the_exact_weight(variant):
     torch.manual_seed(0)
     dtype, size = DTYPES[variant["scalar_t"]], 256
     outputs = 17  # as many as there are zero points
-    codes = torch.stack([torch.arange(size).roll(one) % 16 for one in range(outputs)])
+    every = torch.arange(size, dtype=torch.uint8)
+    highest = 2 ** BITS[variant["weight"]] - 1
+    codes = torch.stack([every.roll(one) & highest for one in range(outputs)])
     columns = size // int(variant["group"]) if variant["group"] != "0" else 1
-    zeros = None
-    if variant["weight"] == "E2M1":
+    zeros, stored = None, pack_codes(codes)
+    if BITS[variant["weight"]] == 8:
+        scales = torch.rand(outputs, columns) + 0.5
+        if variant["weight"] == "E4M3":
+            codes[codes & 0x7F == 0x7F] = 0
+        stored = codes.view(torch.int8 if variant["weight"] == "I8" else torch.float8_e4m3fn)
+        values = stored.float()
+    elif variant["weight"] == "E2M1":
         scales = torch.randint(90, 140, (outputs, columns), dtype=torch.uint8)
         scales[0, :3] = torch.tensor([0, 1, 250])
         values = codes_of(codes, torch.uint8, size)
@@ -64,7 +77,7 @@ def test_every_code_zero_point_and_scale_gives_the_exact_weight(variant):
         made = QUANTIZED_GEMM.parameters.Arguments(
             out=out,
             x=torch.eye(size, dtype=dtype),
-            codes=pack_codes(codes.byte()),
+            codes=stored,
             scales=scales,
             zeros=zeros,
             bias=None,
@@ -78,8 +91,10 @@ def test_every_code_zero_point_and_scale_gives_the_exact_weight(variant):
 @of_every_format
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 8), (7, 120), (129, 24), (130, 392)])
 def test_odd_sizes(variant, outputs, inputs):
-    sizes = {"rows": 37, "outputs": outputs, "inputs": inputs, "experts": 0}
+    inputs = -(-inputs // 16) * 16 if BITS[variant["weight"]] == 8 else inputs
+    sizes = {"rows": 37, "outputs": outputs, "inputs": inputs, "experts": 0, "more": 1}
     for tile in TILES:
+        sizes["by_row"] = tile % 64
         a = QUANTIZED_GEMM.make_arguments(variant, {**sizes, "zeros": 1, "bias": 1}, "cpu")
         a = a._replace(tile_rows=tile)
         run(a)
@@ -110,12 +125,21 @@ def test_an_outputs_bits_depend_on_no_other_output(variant):
         names = [
             name for name in ("codes", "scales", "zeros", "bias") if getattr(a, name) is not None
         ]
-        part = {name: getattr(a, name)[own] for name in names}
+        if len(a.scales) != count:  # outputs of a part share them with others
+            a = a._replace(scales=a.scales.repeat_interleave(128, 0)[:count])
+        part = {name: rows_at(getattr(a, name), own) for name in names}
         out = torch.empty(len(a.x), len(own), dtype=a.out.dtype)
         assert torch.equal(bits(a._replace(out=out, **part)), wanted[:, own])
 
 
-def grouped(counts, behind, tile, needs=None, outputs=20, inputs=136):
+def rows_at(tensor, rows):
+    """Return some rows; torch cannot index some dtypes of 8 bits."""
+    if tensor.itemsize > 1:
+        return tensor[rows]
+    return tensor.view(torch.uint8)[rows].view(tensor.dtype)
+
+
+def grouped(counts, behind, tile, needs=None, outputs=20, inputs=144):
     """Return a product of experts with so many rows, and rows that belong to none."""
     rows = sum(counts) + behind
     sizes = {"rows": rows, "outputs": outputs, "inputs": inputs, "experts": len(counts)}
@@ -127,6 +151,7 @@ def grouped(counts, behind, tile, needs=None, outputs=20, inputs=136):
 
 
 @pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("needs", [{}, {"weight": "E4M3", "group": "128"}])
 @pytest.mark.parametrize(
     ("counts", "behind"),
     [
@@ -138,19 +163,28 @@ def grouped(counts, behind, tile, needs=None, outputs=20, inputs=136):
         ([1] * 131, 0),
     ],
 )
-def test_experts_with_no_one_and_many_rows(counts, behind, tile):
+def test_experts_with_no_one_and_many_rows(counts, behind, tile, needs):
     torch.manual_seed(len(counts))
-    a = grouped(counts, behind, tile)
+    a = grouped(counts, behind, tile, needs)
     run(a)
     assert holds(a)
     assert a.out[len(a.x) - behind :].isnan().all()
 
 
-@pytest.mark.parametrize("needs", [{"weight": "U4"}, {"weight": "E2M1"}])
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {"weight": "U4"},
+        {"weight": "E2M1"},
+        {"weight": "E4M3", "group": "128"},
+        {"weight": "E4M3", "group": "0"},
+        {"weight": "I8", "group": "0"},
+    ],
+)
 def test_an_experts_rows_have_the_bits_of_a_product_with_its_weights(needs):
     torch.manual_seed(5)
     counts = [5, 0, 40, 1]
-    a = grouped(counts, 0, 32, needs, inputs=1160)
+    a = grouped(counts, 0, 32, needs, inputs=1168)
     run(a)
     start = 0
     for expert, count in enumerate(counts):
@@ -178,10 +212,45 @@ def test_public_functions_write_what_the_reference_returns():
     assert (a.out[12:] == 7).all()
 
 
+@pytest.mark.parametrize("needs", [{"weight": "E4M3", "group": "128"}, {"weight": "I8"}])
+def test_public_functions_take_codes_of_8_bits(needs):
+    variant = next(QUANTIZED_GEMM.variants(needs))
+    sizes = {"rows": 40, "outputs": 12, "inputs": 144, "experts": 0, "bias": 1, "gap": 3}
+    a = QUANTIZED_GEMM.make_arguments(variant, sizes, "cpu")
+    quantized_gemm(a.x, a.codes, a.scales, a.out, bias=a.bias)
+    columns = a.scales if a.scales.shape[1] == 1 else a.scales.repeat_interleave(128, 1)[:, :144]
+    y = a.x.float() @ (a.codes.float() * columns).T + a.bias.float()
+    assert torch.equal(a.out, y.to(a.out.dtype))
+    a = grouped([3, 0, 9], 2, 32, {"group": "0", **needs})
+    grouped_quantized_gemm(a.x, a.codes, a.scales, a.out, a.ends)
+    assert torch.equal(a.out[:12], QUANTIZED_GEMM.reference(a)["out"][:12])
+
+
+SHARED = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90a": 227 * 1024}  # of a block
+
+
+@pytest.mark.parametrize("weight", ["U4", "E4M3"])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("arch", SHARED)
+def test_the_template_takes_the_shared_memory_of_its_spec(weight, tile, arch):
+    variant = {**FORMATS[0], "weight": weight, "group": "128", "tile_rows": str(tile)}
+    gpu = Gpu(num_multiprocessors=100, max_shared_bytes=SHARED[arch])
+    dynamic = QUANTIZED_GEMM.shared_bytes(variant, gpu)
+    own = "kiln::kStages * kiln::kStageBytes + TILE_ROWS * kiln::kPitch * 4"
+    unit = render(QUANTIZED_GEMM, variant)
+    text = f"{unit.text}\nstatic_assert({own} == {dynamic});\n"
+    cubin = compile_cubin("sizes", replace(unit, text=text), arch)
+    whole = dynamic + resources_of(cubin)["quantized_gemm"].shared_bytes
+    assert whole <= SHARED[arch]
+    of_two = 2 * (whole + 1024)  # a block has 1 KiB more
+    if arch == "sm_90a" or (arch, weight, tile) == ("sm_80", "E4M3", 32):
+        assert of_two <= SHARED[arch] + 1024
+
+
 def test_products_of_few_rows_fill_a_gpu():
     for outputs, inputs in ((4096, 4096), (4096, 14336), (6144, 4096), (28672, 4096)):
         sizes = {"rows": 64, "outputs": outputs, "inputs": inputs, "experts": 0}
-        grid = QUANTIZED_GEMM.geometry({"tile_rows": "64"}, sizes, HOST_GPU).grid
+        grid = QUANTIZED_GEMM.geometry({"tile_rows": "64", "weight": "U4"}, sizes, HOST_GPU).grid
         assert grid[0] * grid[1] >= 128
         assert grid[0] % CLUSTER == 0
     # A row's order of sums must not depend on the batch.
@@ -192,54 +261,9 @@ def test_products_of_few_rows_fill_a_gpu():
 
 
 def test_scenarios_of_faults_find_nothing_without_one():
-    for group in ("0", "128"):
-        assert whole(render, ["quantized_gemm"], 1, needs={"group": group}) is None
+    for weight, group in (("U4", "0"), ("U4", "128"), ("E4M3", "128")):
+        needs = {"weight": weight, "group": group}
+        assert whole(render, ["quantized_gemm"], 1, needs=needs) is None
     for seed in range(at_depth(2, 20)):
         assert chained(render, ["quantized_gemm"], seed) is None
         assert sorted_ahead(render, ["quantized_gemm"], seed) is None
-
-
-def plain(**changes):
-    """Arguments of the operator that are fine but for the changes."""
-    sizes = {"rows": 4, "outputs": 12, "inputs": 200, "experts": 0, "zeros": 1}
-    a = QUANTIZED_GEMM.make_arguments(FORMATS[0], sizes, "cpu")
-    return a._replace(**{name: change(a) for name, change in changes.items()})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": lambda a: a.x[:0], "out": lambda a: a.out[:0]}, "x is 0 x 200; want rows of a"),
-        ({"x": lambda a: a.x[:, :196]}, "x is 4 x 196; want rows of a multiple of 8"),
-        ({"x": lambda a: a.x.float()}, "x of torch.float32 and out of torch.bfloat16; want bf16"),
-        ({"x": lambda a: torch.ones(200, 4).bfloat16().T}, "elements of a row are not side by"),
-        ({"x": lambda a: torch.ones(4, 204).bfloat16()[:, 4:]}, "rows of x do not begin at mult"),
-        ({"tile_rows": lambda a: 16}, "tile_rows is 16; want 32 or 64"),
-        ({"codes": lambda a: a.codes[:, :64]}, "shapes that do not fit each other"),
-        ({"scales": lambda a: a.scales[:5]}, "shapes that do not fit each other"),
-        ({"codes": lambda a: a.codes[None], "scales": lambda a: a.scales[None]}, "shapes that do"),
-        ({"out": lambda a: a.out[:, :11]}, r"out is \[4, 11\]; want \[4, 12\]"),
-        ({"scales": lambda a: a.scales.double()}, "codes of torch.uint8 and scales of torch.float"),
-        ({"scales": lambda a: a.scales[:, :3].contiguous()}, "3 scales of 256 padded inputs; want"),
-        ({"scales": lambda a: a.scales.byte()}, "zero points beside scales of uint8"),
-        ({"zeros": lambda a: a.zeros.int()}, "zeros is .* of torch.int32; want .* of torch.int16"),
-        ({"bias": lambda a: torch.ones(12)}, r"bias is \[12\] of torch.float32; want \[12\] of"),
-        ({"scales": lambda a: a.scales.T.contiguous().T}, "scales is not contiguous"),
-        ({"codes": lambda a: unaligned(a.codes)}, "codes does not begin at a multiple of 16"),
-    ],
-)
-def test_it_names_what_it_cannot_multiply(change, message):
-    with pytest.raises(ValueError, match=f"^quantized_gemm: {message}"):
-        QUANTIZED_GEMM.bind(plain(**change))
-
-
-def test_experts_have_no_bias_and_an_end_each():
-    a = grouped([3, 0, 9], 2, 32)
-    with pytest.raises(ValueError, match="a bias beside experts"):
-        QUANTIZED_GEMM.bind(a._replace(bias=torch.ones(20).bfloat16()))
-    with pytest.raises(ValueError, match=r"ends is \[2\] of torch.int32; want \[3\] of"):
-        QUANTIZED_GEMM.bind(a._replace(ends=a.ends[:2]))
-
-
-def unaligned(tensor):
-    return torch.empty(tensor.numel() + 8, dtype=tensor.dtype)[8:].view_as(tensor)

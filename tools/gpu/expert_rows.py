@@ -137,7 +137,7 @@ def _batch(case: Case, tokens: int, device: str) -> Batch:
 def _ways(weight: Weight) -> dict[str, Multiply]:
     """Return the ways to multiply; the rounding of rows to groups is in all."""
     ways = {"kernel": _few, "torch": _grouped_mm if weight.form == "DenseWeight" else _dequantised}
-    if isinstance(weight, Group4Weight | MXFP4Weight):
+    if isinstance(weight, Group4Weight | MXFP4Weight | BlockGroupWeight):
         ways["quantized"] = _many
     return ways
 
@@ -158,8 +158,9 @@ def _many(weight: Weight, batch: Batch) -> torch.Tensor:
     codes, scales = weight.tensors
     assert codes is not None
     assert scales is not None
-    out = batch.x.new_empty(len(batch.x), weight.out_features)
-    grouped_quantized_gemm(batch.x, codes, scales, out, batch.ends)
+    x = weight.activations(batch.x) if isinstance(weight, BlockGroupWeight) else batch.x
+    out = x.new_empty(len(x), weight.out_features)
+    grouped_quantized_gemm(x, codes, scales, out, batch.ends)
     return out
 
 

@@ -173,7 +173,9 @@ def _calls(weight: Weight, x: torch.Tensor, out: torch.Tensor) -> dict[str, Call
         return {
             "kernel": lambda: call("kernel"),
             "triton": lambda: call("triton"),
-            "torch": lambda: multiply_blocks(x, codes, scales, out),
+            "torch": lambda: multiply_blocks(
+                *quantize_per_group(x, column_major_scales=True), codes, scales, out
+            ),
         }
     return {
         **_kernels(x, codes, out, scales),

@@ -1,4 +1,4 @@
-"""Products of more than a few rows with 4-bit weights: quantized_gemm beside torch's ways.
+"""Products of more than a few rows with 4- and 8-bit weights: quantized_gemm beside torch's ways.
 
 Those are to dequantise and multiply, and to multiply by weights that are bf16 all along.
 """
@@ -6,30 +6,37 @@ Those are to dequantise and multiply, and to multiply by weights that are bf16 a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from gpu.few_rows import LARGE, OF_4_BITS, bytes_of, cold_copies
+from gpu.few_rows import LARGE, OF_4_BITS, Make, bytes_of, cold_copies
 from gpu.pace import Pace, Row
 from gpu.quantised import BOUNDS
 from kiln.engine.layers.weight import DenseWeight, Weight
+from kiln.engine.models.fp8_schemes import BlockFP8, ChannelFP8
 from kiln.jit_kernels.bench.ceilings import work_on
 from kiln.jit_kernels.bench.timing import Call, time_side_by_side
 from kiln.jit_kernels.ops.quantized_linear.functions import quantized_gemm
 
-ROWS = (32, 64, 128)
+ROWS, FEWER_ROWS = (32, 64, 128), (32, 64)  # the second with 8-bit weights
+OF_8_BITS: Mapping[str, Make] = {
+    "fp8 channel, weights only": ChannelFP8("channel", "none").quantized,
+    "fp8 block, weights only": BlockFP8("", rounds=False).quantized,
+    "int8 channel, weights only": ChannelFP8("channel", "none", torch.int8).quantized,
+}
+FORMS: Mapping[str, Make] = {**OF_4_BITS, **OF_8_BITS}
 _ROUNDS = 30
 
 
 def products(args: argparse.Namespace) -> list[Row]:
     """Return one row per form, size and number of rows: microseconds, and whether it is right."""
-    cases = [(form, size) for form in OF_4_BITS for size in LARGE]
+    cases = [(form, size) for form in FORMS for size in LARGE]
 
     def rows_of(case: tuple[str, tuple[int, int]]) -> Iterable[Row]:
         return rows_of_form(*case, "cuda")
 
-    return Pace(args, seconds=45).rows(cases, lambda case: f"{case[0]} {case[1]}", rows_of)
+    return Pace(args, seconds=90).rows(cases, lambda case: f"{case[0]} {case[1]}", rows_of)
 
 
 def rows_of_form(form: str, size: tuple[int, int], device: str) -> list[Row]:
@@ -40,9 +47,9 @@ def rows_of_form(form: str, size: tuple[int, int], device: str) -> list[Row]:
     """
     torch.manual_seed(0)
     values = torch.randn(size, device=device).mul_(0.02).bfloat16()
-    copies, dense = cold_copies(OF_4_BITS[form](values)), cold_copies(DenseWeight(values))
+    copies, dense = cold_copies(FORMS[form](values)), cold_copies(DenseWeight(values))
     found = []
-    for rows in ROWS:
+    for rows in FEWER_ROWS if form in OF_8_BITS else ROWS:
         x = torch.randn(rows, size[1], device=device).bfloat16()
         out, wanted = multiplied(copies[0], x, _kernel), multiplied(copies[0], x, _torch)
         error = worst_row(out, wanted)

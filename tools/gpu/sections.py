@@ -58,7 +58,7 @@ SECTIONS = {
     "all_reduce_latency": Section("gpu.all_reduce", "latency", 60, 9, 2),
     # 0.5 GiB of weights at a time, in copies, and 2.5 to make them from floats.
     "few_row_products": Section("gpu.few_rows", "products", 70, 35, 6),
-    "more_row_products": Section("gpu.more_rows", "products", 55, 15, 6),
+    "more_row_products": Section("gpu.more_rows", "products", 100, 30, 6),
     # 0.8 GiB of weights; few experts are made at a time.
     "expert_products": Section("gpu.expert_rows", "products", 55, 20, 4),
     "quantised_products": Section("gpu.quantised", "products", 100, 31, 6),

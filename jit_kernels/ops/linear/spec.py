@@ -184,6 +184,12 @@ SKINNY_GEMM = KernelSpec(
 )
 
 
+# Where x is rounded, the activation rounds its results too, and is a kernel of its own.
+_UNROUNDED = MappingProxyType(
+    {"weight": ["Plain", "E4M3", "I8", "U4"], "input": ["Plain"], "experts": ["false"]}
+)
+
+
 def _gated_cost(variant: Variant, sizes: Sizes) -> Cost:
     whole = _cost(variant, cases.twice_the_outputs(sizes))
     rows, item = cases.shape_of_x(variant, sizes)[0], DTYPES[variant["scalar_t"]].itemsize
@@ -192,11 +198,11 @@ def _gated_cost(variant: Variant, sizes: Sizes) -> Cost:
 
 def _gated(activation: str) -> KernelSpec:
     """Return the spec of act(gate) * up, where x @ weight.T has all gates, and then all ups."""
-    name, few = f"skinny_gemm_{activation}_and_mul", ("Plain", "E4M3", "I8", "U4")
+    name = f"skinny_gemm_{activation}_and_mul"
     return replace(
         SKINNY_GEMM,
         name=name,
-        params={**SKINNY_GEMM.params, "weight": few, "experts": ["false"], "gate": [activation]},
+        params={**SKINNY_GEMM.params, **_UNROUNDED, "gate": [activation]},
         bind=partial(_bind, name, activation),
         cost=_gated_cost,
         reference=partial(gated_reference, activation),

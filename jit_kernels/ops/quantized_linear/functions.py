@@ -19,11 +19,17 @@ def quantized_gemm(
     """Write x @ weights.T + bias to out [rows, outputs], for any number of rows.
 
     x: [rows, inputs], with rows that begin at multiples of 16 bytes; bias: [outputs]; both of out's
-    dtype, bf16 or fp16. Weights are (code - zero) * scale. codes: uint8 [outputs, padded inputs /
-    2], packed by ``pack_codes``. scales: [outputs, groups] for groups of 32, 64 or 128 padded
-    inputs, or one group of all. If they are float32, codes are whole numbers, and ``zeros`` are
-    int16 of the same shape, from 0 to 16; None means 8. If they are uint8, they are exponents of 2,
-    plus 127, of groups of 32, and codes are e2m1. A result's bits do not depend on the other rows.
+    dtype, bf16 or fp16. Weights are (code - zero) * scale. A result's bits do not depend on the
+    other rows. Codes are
+
+    - uint8 [outputs, padded inputs / 2], packed by ``pack_codes``. scales: [outputs, groups] for
+      groups of 32, 64 or 128 padded inputs, or one group of all. If they are float32, codes are
+      whole numbers, and ``zeros`` are int16 of the same shape, from 0 to 16; None means 8. If they
+      are uint8, they are exponents of 2, plus 127, of groups of 32, and codes are e2m1.
+    - float8_e4m3fn or int8 [outputs, inputs], of a multiple of 16 inputs, with rows that begin at
+      multiples of 16 bytes. scales: float32 [outputs, 1], or, of float8_e4m3fn, [outputs, inputs /
+      128] or more columns. A row for each 128 outputs will do for both.
+
     Raises ValueError.
     """
     call(

@@ -10,7 +10,8 @@ from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.dequantize.reference import codes_of, scale_values
 from kiln.jit_kernels.ops.shared.four_bits import unpack_codes
 
-PLAIN_ZERO = 8  # the zero point of all codes, if none is given
+PLAIN_ZERO = 8  # the zero point of all codes of 4 bits, if none is given
+BLOCK = 128  # inputs of a block of 8-bit codes that has a scale, and outputs
 
 
 def quantized_gemm_reference(a: Arguments) -> Results:
@@ -38,6 +39,9 @@ def _weights(a: Arguments, expert: int | None, wide: torch.dtype) -> torch.Tenso
         one if expert is None or one is None else one[expert]
         for one in (a.codes, a.scales, a.zeros)
     )
+    if codes.dtype != torch.uint8:
+        plain: torch.Tensor = codes.to(wide)
+        return plain * _of_blocks(scales.to(wide), *codes.shape)
     unpacked = unpack_codes(codes)
     padded, inputs = unpacked.shape[1], a.x.shape[1]
     values = codes_of(unpacked, scales.dtype, padded)
@@ -48,6 +52,13 @@ def _weights(a: Arguments, expert: int | None, wide: torch.dtype) -> torch.Tenso
         values = values - PLAIN_ZERO
     scaled = values.to(wide) * scale_values(scales).repeat_interleave(repeated, 1).to(wide)
     return scaled[:, :inputs]
+
+
+def _of_blocks(scales: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+    """Return the scale of each weight, or a column of those that all inputs share."""
+    if len(scales) != outputs:
+        scales = scales.repeat_interleave(BLOCK, 0)[:outputs]
+    return scales if scales.shape[1] == 1 else scales.repeat_interleave(BLOCK, 1)[:, :inputs]
 
 
 def error_but_for_rows_behind(a: Arguments, wanted: Results) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import torch
 
 from kiln.jit_kernels.declare.parameters import (
@@ -25,8 +27,18 @@ from kiln.jit_kernels.declare.spec import (
     Variant,
 )
 from kiln.jit_kernels.ops.quantized_linear import cases
-from kiln.jit_kernels.ops.quantized_linear.cases import FEW_ROWS, MANY_ROWS
+from kiln.jit_kernels.ops.quantized_linear.cases import BITS, FEW_ROWS, MANY_ROWS
+from kiln.jit_kernels.ops.quantized_linear.checks import (
+    FINE_GROUP,
+    GROUPS,
+    code_stride,
+    is_aligned,
+    outputs_log2,
+    variant_of,
+    why_not,
+)
 from kiln.jit_kernels.ops.quantized_linear.reference import (
+    BLOCK,
     error_but_for_rows_behind,
     quantized_gemm_reference,
 )
@@ -35,17 +47,13 @@ from kiln.jit_kernels.torch_ops import define
 
 OUTPUTS, CLUSTER = 128, 4  # of a block; blocks
 _THREADS = 128
-_ALIGNED = 16  # bytes
-_GROUPS = (32, 64, 128)
-_FINE_GROUP = 32  # of e2m1
 _ENOUGH_BLOCKS = 128  # for a GPU: more slices would not make a product of few rows faster
 _MANY_BLOCKS = 256  # without slices: a block for each slice would not make a product faster
-_MOST_INPUTS = 2**24
 _FEWEST_CHUNKS = 4  # of a slice
 _MOST_GRID_Y = 65535
-_TILE_BYTES = OUTPUTS * CHUNK // 2  # of codes
 _PITCH = OUTPUTS + 4
-_LARGE = 200 * 1024  # shared memory of a GPU that has room for two large blocks in an SM
+# Shared memory of a GPU that has room for two large blocks in an SM, or for two middle ones.
+_LARGE, _MIDDLE = 200 * 1024, 100 * 1024
 
 
 def slices_of(outputs_: int, size: int) -> int:
@@ -79,95 +87,6 @@ def _split(variant: Variant, sizes: Sizes) -> int:
     return slices if tiles * _most_runs(variant, sizes) < _MANY_BLOCKS else 1
 
 
-def _is_aligned(tensor: torch.Tensor, size: int = _ALIGNED) -> bool:
-    """Whether every row begins at a multiple of ``size`` bytes."""
-    start = (tensor.storage_offset() if tensor.is_meta else tensor.data_ptr()) % size
-    return not start and (len(tensor) < 2 or not tensor.stride(0) * tensor.itemsize % size)
-
-
-def _group_of(a: Arguments) -> int:
-    """Return how many inputs share a scale; 0: all of an output."""
-    columns: int = a.scales.shape[-1]
-    return 0 if columns == 1 and a.scales.dtype != torch.uint8 else _padded(a) // max(columns, 1)
-
-
-def _padded(a: Arguments) -> int:
-    return cases.padded(a.x.shape[1])
-
-
-def variant_of(a: Arguments) -> Variant:
-    """Return the variant that multiplies."""
-    return {
-        "scalar_t": SCALARS[a.out.dtype],
-        "weight": "E2M1" if a.scales.dtype == torch.uint8 else "U4",
-        "group": str(_group_of(a)),
-        "tile_rows": str(a.tile_rows),
-    }
-
-
-def why_not(a: Arguments) -> str:
-    """Return why the kernel cannot multiply; an empty text if it can."""
-    rows, size = a.x.shape
-    if rows < 1 or not 1 <= size <= _MOST_INPUTS or size % 8:
-        return f"x is {rows} x {size}; want rows of a multiple of 8, up to {_MOST_INPUTS}"
-    if a.tile_rows not in (FEW_ROWS, MANY_ROWS):
-        return f"tile_rows is {a.tile_rows}; want {FEW_ROWS} or {MANY_ROWS}"
-    if a.out.dtype not in (torch.bfloat16, torch.float16) or a.x.dtype != a.out.dtype:
-        return f"x of {a.x.dtype} and out of {a.out.dtype}; want bf16 or fp16"
-    if a.x.stride(1) != 1 or a.out.stride(1) != 1:
-        return "elements of a row are not side by side"
-    if not _is_aligned(a.x):
-        return f"rows of x do not begin at multiples of {_ALIGNED} bytes"
-    return _why_no_weights(a) or _why_no_options(a)
-
-
-def _why_no_weights(a: Arguments) -> str:
-    """Return what is wrong with codes and scales; an empty text if nothing is."""
-    lead = list(a.codes.shape[:-1])
-    is_wrong = a.codes.shape[-1] != _padded(a) // 2 or list(a.scales.shape[:-1]) != lead
-    if is_wrong or len(lead) != (1 if a.ends is None else 2):
-        shapes = {name: list(getattr(a, name).shape) for name in ("x", "codes", "scales")}
-        return f"shapes that do not fit each other: {shapes}"
-    if list(a.out.shape) != [len(a.x), lead[-1]]:
-        return f"out is {list(a.out.shape)}; want {[len(a.x), lead[-1]]}"
-    kinds = (a.codes.dtype, a.scales.dtype)
-    if kinds[0] != torch.uint8 or kinds[1] not in (torch.uint8, torch.float32):
-        return f"codes of {kinds[0]} and scales of {kinds[1]}; want uint8, and float32 or uint8"
-    columns, group = a.scales.shape[-1], _group_of(a)
-    known = (_FINE_GROUP,) if kinds[1] == torch.uint8 else (*_GROUPS, 0)
-    if group not in known or (group and columns * group != _padded(a)):
-        return (
-            f"{columns} scales of {_padded(a)} padded inputs; want one of each {known}, 0 for all"
-        )
-    return ""
-
-
-def _why_no_options(a: Arguments) -> str:
-    """Return what is wrong with zeros, bias and ends, or how memory lies."""
-    if a.zeros is not None and a.scales.dtype == torch.uint8:
-        return "zero points beside scales of uint8"
-    if a.bias is not None and a.ends is not None:
-        return "a bias beside experts"
-    experts = a.codes.shape[:-2]
-    for name, shape, dtype in (
-        ("zeros", a.scales.shape, torch.int16),
-        ("bias", a.codes.shape[-2:-1], a.out.dtype),
-        ("ends", experts, torch.int32),
-    ):
-        given = getattr(a, name)
-        if given is not None and (given.shape != shape or given.dtype != dtype):
-            return f"{name} is {list(given.shape)} of {given.dtype}; want {list(shape)} of {dtype}"
-    for name in ("codes", "scales", "zeros", "bias", "ends"):
-        given = getattr(a, name)
-        if given is not None and not given.is_contiguous():
-            return f"{name} is not contiguous"
-    for name in ("codes", "scales", "zeros"):
-        given = getattr(a, name)
-        if given is not None and not _is_aligned(given.view(-1)[:1]):
-            return f"{name} does not begin at a multiple of {_ALIGNED} bytes"
-    return ""
-
-
 def _bind(a: Arguments) -> Bound:
     if problem := why_not(a):
         raise ValueError(f"quantized_gemm: {problem}")
@@ -181,16 +100,24 @@ def _bind(a: Arguments) -> Bound:
         **sizes,
         "slices_log2": slices_of(outputs_, size).bit_length() - 1,
         "split": _split(variant, sizes),
-        "aligned": int(_is_aligned(a.out, 4 * a.out.itemsize)),
+        "aligned": int(is_aligned(a.out, 4 * a.out.itemsize)),
+        "code_stride": code_stride(a.codes),
+        "scale_columns": a.scales.shape[-1],
+        "outputs_log2": outputs_log2(a),
     }
     return Bound(variant, sizes, numbers)
 
 
 def _shared_bytes(variant: Variant, gpu: Gpu) -> int:
     """Return the size of the ring of tiles (kStages in the template) and of the sums."""
-    rows = int(variant["tile_rows"])
-    stages = 4 if rows == FEW_ROWS else 3 if gpu.max_shared_bytes > _LARGE else 2
-    return stages * (_TILE_BYTES + rows * CHUNK * 2) + rows * _PITCH * 4
+    rows, bits = int(variant["tile_rows"]), BITS[variant["weight"]]
+    is_few, is_large = rows == FEW_ROWS, gpu.max_shared_bytes > _LARGE
+    stages = 4 if is_few else 3 if is_large else 2
+    if bits == 8:
+        is_middle = not is_large and gpu.max_shared_bytes > _MIDDLE
+        stages = 3 if is_few != is_middle else 2
+    tile = OUTPUTS * CHUNK * bits // 8 + rows * CHUNK * 2
+    return stages * tile + rows * _PITCH * 4
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -206,26 +133,35 @@ def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
     rows, size, outputs_ = sizes["rows"], sizes["inputs"], sizes["outputs"]
     item, experts = DTYPES[variant["scalar_t"]].itemsize, sizes["experts"]
-    weights = max(experts, 1) * outputs_
-    columns = cases.columns_of(variant, size)
-    is_float = variant["weight"] == "U4"
-    scales = columns * (4 + 2 * bool(sizes.get("zeros")) if is_float else 1)
+    scale_rows, columns = cases.shape_of_scales(variant, sizes)
+    zeros = variant["weight"] == "U4" and sizes.get("zeros", 0)
+    scales = scale_rows * columns * (1 if variant["weight"] == "E2M1" else 4 + 2 * bool(zeros))
     of_bias = outputs_ if sizes.get("bias") else 0
-    moved = weights * (cases.padded(size) // 2 + scales) + 4 * experts
+    width = size if BITS[variant["weight"]] == 8 else cases.padded(size) // 2
+    moved = max(experts, 1) * (outputs_ * width + scales) + 4 * experts
     moved += (rows * (size + outputs_) + of_bias) * item
     return Cost(moved, 2 * rows * outputs_ * size)
 
 
+# Inputs that share a scale, 0: all, by format.
+_KINDS = MappingProxyType(
+    {
+        "U4": tuple(str(group) for group in (*GROUPS, 0)),
+        "E2M1": (str(FINE_GROUP),),
+        "E4M3": (str(BLOCK), "0"),
+        "I8": ("0",),
+    }
+)
+
+
 def _is_supported(variant: Variant) -> bool:
-    return variant["weight"] == "U4" or variant["group"] == str(_FINE_GROUP)
+    return variant["group"] in _KINDS[variant["weight"]]
 
 
 def _is_possible(some: Variant) -> bool:
     """Whether a call has these values: other layers of a model may have weights of other kinds."""
-    kind = some.get("weight", "U4")
-    return kind in ("U4", "E2M1") and _is_supported(
-        {"group": str(_FINE_GROUP), **some, "weight": kind}
-    )
+    groups = _KINDS.get(some.get("weight", "U4"), ())
+    return some["group"] in groups if "group" in some else bool(groups)
 
 
 QUANTIZED_GEMM = KernelSpec(
@@ -238,12 +174,13 @@ QUANTIZED_GEMM = KernelSpec(
         optional("zeros", "bias", "ends"),
         derived("int64", "x_stride", "out_stride"),
         derived("int32", "rows", "outputs", "inputs", "experts", "slices_log2", "split", "aligned"),
+        derived("int32", "code_stride", "scale_columns", "outputs_log2"),
         operator_only("int32", "tile_rows"),
     ),
     params={
         "scalar_t": [SCALARS[torch.bfloat16], SCALARS[torch.float16]],
-        "weight": ["U4", "E2M1"],
-        "group": [str(group) for group in (*_GROUPS, 0)],
+        "weight": list(_KINDS),
+        "group": list(_KINDS["U4"]),
         "tile_rows": [str(FEW_ROWS), str(MANY_ROWS)],
     },
     bind=_bind,

@@ -12,7 +12,7 @@ from kiln.engine.layers import few_rows
 from kiln.engine.layers.block_weight import BlockGroupWeight, BlockWeight
 from kiln.engine.layers.channel_weight import ChannelWeight, StaticWeight, TokenWeight
 from kiln.engine.layers.few_rows import multiplies_experts
-from kiln.engine.layers.many_rows import MOST_ROWS
+from kiln.engine.layers.many_rows import MOST_ROWS, MOST_ROWS_OF_BYTES
 from kiln.engine.layers.row_limits import _OF_EXPERTS
 from kiln.engine.layers.weight import FORMS as ALL_FORMS
 from kiln.engine.layers.weight import DenseWeight, Weight
@@ -60,7 +60,7 @@ FORMS = {
     "mxfp4": lambda: mxfp4(INPUTS),
     "mxfp4, 288 inputs": lambda: mxfp4(288),
 }
-OF_4_BITS = tuple(name for name in FORMS if "4" in name)
+OF_CODES = tuple(name for name in FORMS if name != "dense")
 # What no kernel reads.
 OTHERS = {
     "any order": lambda: in_any_order(INPUTS),
@@ -122,6 +122,7 @@ def test_every_form_that_experts_may_have_is_tested():
     assert tested == {ALL_FORMS[name] for name in _OF_EXPERTS}
     assert BlockGroupWeight in tested
     assert TokenWeight in tested
+    assert ChannelWeight in tested
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -130,7 +131,7 @@ def test_toggles_choose_the_other_kernel_or_torch(environment, runs, name):
     rows = sum(COUNTS) + BEHIND
     environment(KILN_CPU_KERNELS="host", KILN_LINEAR="torch")
     multiply(weights, inputs, COUNTS)
-    assert runs == ([(QUANTIZED, rows)] if name in OF_4_BITS else [])
+    assert runs == ([(QUANTIZED, rows)] if name in OF_CODES else [])
     runs.clear()
     environment(KILN_QUANTIZED_LINEAR="torch")
     multiply(weights, inputs, COUNTS)
@@ -163,11 +164,12 @@ def test_more_rows_than_the_table_has_are_multiplied_otherwise(
     assert runs == [(SKINNY, most)]
     runs.clear()
     multiply(weights, inputs, (1, most - 1), 1)
-    multiply(weights, inputs, (2 * MOST_ROWS - 1, 1), 0)
-    rows = (most + 1, 2 * MOST_ROWS)
-    assert runs == ([(QUANTIZED, one) for one in rows] if name in OF_4_BITS else [])
+    limit = 2 * (MOST_ROWS if "4" in name else MOST_ROWS_OF_BYTES)
+    multiply(weights, inputs, (limit - 1, 1), 0)
+    rows = (most + 1, limit)
+    assert runs == ([(QUANTIZED, one) for one in rows] if name in OF_CODES else [])
     runs.clear()
-    multiply(weights, inputs, (2 * MOST_ROWS - 1, 1), 1)
+    multiply(weights, inputs, (limit - 1, 1), 1)
     assert not runs
 
 

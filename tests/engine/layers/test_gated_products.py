@@ -13,11 +13,11 @@ from kiln.engine.layers import few_rows
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.weight import Weight
-from kiln.engine.layers.weight_parts import MixedWeight
 from kiln.engine.lora.sites import LoRALinear
 from kiln.jit_kernels import implementations
 
-FUSED = [name for name in FORMS if name not in ("mxfp4", "mixed")]
+ROUNDS = ("token", "static", "int8 token", "int8 static", "block group")
+FUSED = [name for name in FORMS if name not in ("mxfp4", "mixed", *ROUNDS)]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_what_it_has_no_variant_for_is_computed_in_turn(environment, runs, name)
     assert "skinny_gemm_silu_and_mul" not in runs
     few = x[:3]
     assert torch.equal(layer.gated(few, GATES["gelu"]), in_turn(layer, few, "gelu"))
-    if isinstance(weight, MixedWeight) or name == "mxfp4":
+    if name not in FUSED:
         assert torch.equal(layer.gated(few, GATES["silu"]), in_turn(layer, few, "silu"))
     assert {"gelu_and_mul", "silu_and_mul", "skinny_gemm"} <= {*runs}
     assert not any(one.startswith("skinny_gemm_") for one in runs)
@@ -83,7 +83,7 @@ def test_what_it_has_no_variant_for_is_computed_in_turn(environment, runs, name)
 def test_toggles_hold_for_both_halves(environment, runs, toggle):
     family, _, choice = toggle.partition("=")
     environment(KILN_CPU_KERNELS="host", **{family: choice})
-    layer, x = projection(FORMS["token"](), False), torch.randn(2, INPUTS).bfloat16()
+    layer, x = projection(FORMS["channel"](), False), torch.randn(2, INPUTS).bfloat16()
     got = layer.gated(x, GATES["silu"])
     assert runs == ["silu_and_mul" if family == "KILN_LINEAR" else "skinny_gemm"]
     gate, up = layer(x).float().chunk(2, dim=1)

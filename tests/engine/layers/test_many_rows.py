@@ -141,11 +141,14 @@ def test_the_log_says_what_multiplies_how_many_rows(environment):
         assert "up to 16 rows by skinny_gemm, more: dequantised" in made(name)[0].describe()
 
 
-def test_only_models_with_4_bit_weights_have_the_kernel(environment):
+def test_only_models_with_codes_have_the_kernel(environment):
     environment(KILN_CPU_KERNELS="host")
     cpu, needs = torch.device("cpu"), {"scalar_t": "kiln::bf16", "group": ["32"]}
     for own in ("U4", "E2M1"):
         assert many_row_kernels(cpu, {**needs, "weight": ["Plain", own]}) == [QUANTIZED_GEMM]
-    assert not many_row_kernels(cpu, {**needs, "weight": ["Plain", "E4M3"], "group": []})
+    for own in ("E4M3", "I8"):
+        own_needs = {**needs, "weight": ["Plain", own], "group": ["0"]}
+        assert many_row_kernels(cpu, own_needs) == [QUANTIZED_GEMM]
+    assert not many_row_kernels(cpu, {**needs, "weight": ["Plain"], "group": []})
     environment(KILN_CPU_KERNELS="host", KILN_QUANTIZED_LINEAR="torch")
     assert not many_row_kernels(cpu, {**needs, "weight": ["Plain", "U4"]})

@@ -24,10 +24,11 @@ def kernels(environment, monkeypatch):
     monkeypatch.setattr(expert_rows, "_BATCHES", 2)
 
 
-@pytest.mark.parametrize("form", OF_4_BITS)
+@pytest.mark.parametrize("form", more_rows.FORMS)
 def test_products_of_more_rows_are_right_and_timed(form):
     rows = more_rows.rows_of_form(form, SIZE, "cpu")
-    assert [row["rows"] for row in rows] == list(more_rows.ROWS)
+    wanted = more_rows.ROWS if form in OF_4_BITS else more_rows.FEWER_ROWS
+    assert [row["rows"] for row in rows] == list(wanted)
     assert all(row["ok"] for row in rows)
     for row in rows:
         assert all(row[f"{name}_us"] > 0 for name in ("kernel", "torch", "bf16"))
@@ -38,7 +39,7 @@ def test_products_of_experts_are_right_and_timed(case):
     rows = expert_rows.rows_of_case(case, "cpu")
     assert [row["tokens"] for row in rows] == list(expert_rows.TOKENS)
     assert all(row["ok"] for row in rows)
-    more = {"quantized"} if case.form == "mxfp4" else set()
+    more = {"quantized"} if case.form != "bf16" else set()
     for row in rows:
         timed = {name.removesuffix("_us") for name in row if name.endswith("_us")}
         assert timed == {"kernel", "torch"} | more

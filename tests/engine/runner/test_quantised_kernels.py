@@ -87,12 +87,14 @@ def wanted(name, dtype="kiln::bf16"):
         ("skinny_gemm", dtype, *format, tiles, own)
         for format, tiles, own in product(formats, "12", experts)
     }
-    if family != "gpt-oss":  # which has no dense layer, and another activation
+    # What rounds the inputs of its products does so behind the activation.
+    rounds = codes is not None and codes[0] in OF_BYTES and not name.endswith("-none")
+    if family != "gpt-oss" and not rounds:  # gpt-oss has no dense layer
         programs |= {
             ("skinny_gemm_silu_and_mul", dtype, *format, tiles, "false", "silu")
             for format, tiles in product(formats, "12")
         }
-    if codes is not None and codes[0] not in OF_BYTES:
+    if codes is not None:
         of_codes = (codes[0], GROUPS[codes[1]])
         programs |= {("quantized_gemm", dtype, *of_codes, rows) for rows in ("32", "64")}
     return programs
@@ -111,11 +113,10 @@ def test_a_model_loads_the_products_of_its_weights(folder_of, environment, name)
     codes = MODELS[name][1]
     if codes is not None:
         assert (needs["weight"], needs["scaled"]) == (["Plain", codes[0]], ["kNone", codes[1]])
-    has_groups = codes is not None and codes[0] not in OF_BYTES
-    assert needs["group"] == ([GROUPS[codes[1]]] if has_groups else [])
+    assert needs["group"] == ([GROUPS[codes[1]]] if codes is not None else [])
     specs = called_kernels(EngineConfig(ModelConfig("m")), model, GPU, needs)
     assert "skinny_gemm" in {spec.name for spec in specs}
-    assert ("quantized_gemm" in {spec.name for spec in specs}) == has_groups
+    assert ("quantized_gemm" in {spec.name for spec in specs}) == (codes is not None)
     jobs = jobs_for(specs, ["sm_90a"], needs)
     programs = [(job.spec.name, *job.variant.values()) for job in jobs]
     assert len(set(programs)) == len(programs)
@@ -163,3 +164,23 @@ def test_what_a_model_calls_was_loaded(kernel_calls, folder_of, monkeypatch, nam
     left = loaded - called
     assert {(one[2], one[-1]) for one in left if one[0] != "quantized_gemm"} == formats
     assert {one[-1] for one in left if one[0] == "quantized_gemm"} == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [("fp8-blocks", "kiln::e4m3"), ("ct-int-quantized-int-tensor-static", "int8_t")],
+)
+def test_a_model_that_rounds_has_norms_and_silu_round(kernel_calls, folder_of, name, codes):
+    """And the output of attention, for which nothing else does."""
+    sizes = {"max_model_len": 112, "num_kv_blocks": 80, "max_num_batched_tokens": 512}
+    own = {"dtype": "bfloat16", "load_format": "dummy", "skip_tokenizer_init": True}
+    with LLM(str(folder_of(name)), device="cpu", **sizes, **own) as llm:
+        ask_everything(llm)
+    rounding = {
+        (kernel, "kiln::bf16", codes)
+        for kernel in ("quantize", "fused_add_rms_norm_quant", "silu_and_mul_quant")
+    }
+    for programs in (kernel_calls.loaded, kernel_calls.called):
+        assert {one for one in programs if find_spec(one[0]).family == "quantization"} == rounding
+    has_silu = any(one[0] == "silu_and_mul" for one in kernel_calls.called)
+    assert has_silu == ("moe" in MODELS[name][0]), "of experts alone"

@@ -13,7 +13,7 @@ _WEIGHTS, _ROWS, _CODES = (
 )  # fmt: skip
 _E2M1 = {"weight": "E2M1", "group": "32"}
 _FINE, _HALVES, _ALL = {"group": "32"}, {"group": "64"}, {"group": "0"}
-_LARGE = {"tile_rows": "64"}
+_LARGE, _I8 = {"tile_rows": "64"}, {"weight": "I8", "group": "0"}
 
 # One run of rows and one chunk more; strided rows, a bias; several runs, odd outputs; four slices;
 # few experts with many rows; many experts and two slices.
@@ -33,15 +33,15 @@ _PLACES = [
     ("all runs to the first rows", "(run.first + m) * out_stride", "m * out_stride", _ODD),
     ("rows behind the last written", "        if (m >= run.count) break;\n", "", _STRIDED),
     ("the last row of a run not written", "if (m >= run.count)", "if (m >= run.count - 1)", _ODD),
-    ("codes of the first expert", "codes + (of_expert + first) * chunks",
-     "codes + int64_t(first) * chunks", _EXPERTS),
-    ("codes of the first outputs", "codes + (of_expert + first) * chunks",
-     "codes + of_expert * chunks", _ODD),
-    ("scales of the first expert", "zeros, (of_expert + first) * columns",
-     "zeros, int64_t(first) * columns", _EXPERTS),
-    ("scales of the first outputs", "zeros, (of_expert + first) * columns",
-     "zeros, of_expert * columns", _ODD),
-    ("scales behind the last output", "min(int(threadIdx.x), last) * columns",
+    ("codes of the first expert", "codes + (of_expert + first) * of_row",
+     "codes + int64_t(first) * of_row", _EXPERTS),
+    ("codes of the first outputs", "codes + (of_expert + first) * of_row",
+     "codes + of_expert * of_row", _ODD),
+    ("scales of the first expert", "(of_scales + (first >> shared_log2)) * columns",
+     "int64_t(first) * columns", _EXPERTS),
+    ("scales of the first outputs", "(of_scales + (first >> shared_log2)) * columns",
+     "of_scales * columns", _ODD),
+    ("scales behind the last output", "(min(int(threadIdx.x), last) >> shared_log2) * columns",
      "int(threadIdx.x) * columns", _ODD),
     ("one scale for all groups", "GROUP > 0 ? chunks * kGroups : 1", "1", _STRIDED),
     ("a run left out", "block += gridDim.y)", "block += gridDim.y + 1)", _EXPERTS),
@@ -73,13 +73,13 @@ _MULTIPLY = [
     ("inputs of x in another order", "b.w[i],\n                          b.w[i + 1]);",
      "b.w[i + 1],\n                          b.w[i]);", _ONE),
     ("half of each word multiplied", "i < 4; i += 2", "i < 2; i += 2", _ONE),
-    ("x of the first step", "4 * (step * kWords + j)", "4 * j", _ONE, _FINE),
-    ("x of the first word of a step", "4 * (step * kWords + j)", "4 * (step * kWords)", _ONE),
+    ("x of the first step", "4 * (step * kPieces + j)", "4 * j", _ONE, _FINE),
+    ("x of the first word of a step", "4 * (step * kPieces + j)", "4 * (step * kPieces)", _ONE),
     ("x of the first 8 rows", "row + n * 8 * X::kPitch", "row", _STRIDED),
-    ("codes of the first step", "codes[o].w[j] = codes[o].w[j + kWords]",
+    ("codes of the first step", "codes[o].w[j] = codes[o].w[j + kPieces]",
      "codes[o].w[j] = codes[o].w[j]", _ONE, _FINE),
-    ("codes of 16 outputs for 32", "(own_output() + 8 * o) * kRowBytes",
-     "(own_output() + o % 2 * 8) * kRowBytes", _ONE),
+    ("codes of 16 outputs for 32", "Tile::place(own_output() + 8 * o",
+     "Tile::place(own_output() + o % 2 * 8", _ONE),
     ("zero points of 16 outputs for 32", "factors.zero[q][own_output() + 8 * o]",
      "factors.zero[q][own_output() + o % 2 * 8]", _STRIDED),
     ("scales of 16 outputs for 32", "scales[own_output() + 8 * o]",
@@ -130,11 +130,10 @@ _FINISH = [
 ]  # fmt: skip
 
 _IN_WEIGHTS = [
-    ("codes behind the last output", "i < left - row", "true", _STRIDED),
-    ("codes of the first chunk", "chunk * kRowBytes + place", "place", _ONE),
-    ("rows of codes of one chunk", "row * row_bytes + chunk", "row * kRowBytes + chunk", _ONE),
-    ("a quarter of the outputs", "i < kOutputs; i += kThreads / 4", "i < 32; i += kThreads / 4",
-     _ONE),
+    ("codes behind the last output", "ends ? 0 : left - row", "ends ? 0 : kOutputs", _STRIDED),
+    ("codes of the first chunk", "(row * stride + chunk * kRowBytes", "(row * stride", _ONE),
+    ("rows of codes of one chunk", "row * stride + chunk", "row * kRowBytes + chunk", _ONE),
+    ("a quarter of the outputs", "i < kOutputs; i += kRows", "i < 32; i += kRows", _ONE),
     ("scales of the first groups", "scales + first + (offset + group)", "scales + first + offset",
      _ONE),
     ("zero points of the first groups", "zeros + first + (offset + group)",
@@ -182,6 +181,50 @@ _IN_CODES = [
     ("pairs of e2m1 in another order", "12 - 4 * p", "4 * p", _ONE, _E2M1),
 ]  # fmt: skip
 
+# Of 8 bits. A row of E4M3 has scales for blocks of 128 inputs; those of 64 rows take four steps.
+_OF_BYTES = [
+    ("x of the first half of a tile", "8 * (step / kOfHalf)", "0 * (step / kOfHalf)", _ONE),
+    ("x of the first step of a half", "step % kOfHalf * kPieces + j", "j", _ODD, _LARGE),
+    ("pieces of x side by side", "lane() % 4 * 2 + step", "lane() % 4 + step", _ONE),
+    ("the first half of each row of codes", "4 * (step / kOfHalf) + lane() % 4", "lane() % 4",
+     _ONE),
+    ("the first codes of each half", "tile += step % kOfHalf * kWords * 4", "tile += 0", _ODD,
+     _LARGE),
+    ("codes of the first step", "load_codes(codes, stage, step)", "load_codes(codes, stage, 0)",
+     _ONE),
+    ("rows of codes taken as dense", "kBytes ? code_stride : chunks", "kBytes ? inputs : chunks",
+     _STRIDED),
+    ("no more columns of scales than chunks", "kBytes ? scale_columns", "kBytes ? chunks",
+     _STRIDED),
+    ("scales of each output where 128 share them", "kBytes ? outputs_log2 : 0", "0", _ODD),
+    ("scales of 128 outputs for those of each", "kBytes ? outputs_log2 : 0", "7", _STRIDED),
+    ("rows of scales of an expert rounded down", "((outputs - 1 >> shared_log2) + 1)",
+     "(outputs >> shared_log2)", _EXPERTS),
+    ("scales of the first 128 outputs", "(of_scales + (first >> shared_log2))", "of_scales", _ODD),
+    ("the scale of all inputs forgotten", "GROUP > 0 ? own : mul_rn(own, scale)", "own", _ONE,
+     _ALL),
+    ("the scale of int8 forgotten", "GROUP > 0 ? own : mul_rn(own, scale)", "own", _ONE, _I8),
+]  # fmt: skip
+_BYTES_IN_WEIGHTS = [
+    ("codes behind the end of a row", "chunk * kRowBytes + piece * 16 >= row_bytes", "false",
+     _STRIDED),
+    ("the last codes of a row left out", "piece * 16 >= row_bytes", "piece * 16 + 16 >= row_bytes",
+     _ODD),
+    ("codes behind the last output", "ends ? 0 : left - row", "ends ? 0 : kOutputs", _STRIDED),
+    ("halves of a row stored in their order", "to + place(row + i, piece)",
+     "to + (row + i) * kRowBytes + piece * 16", _ONE),
+    ("four codes for eight", "unpack_e4m3<T>(from[2 * j + 1]", "unpack_e4m3<T>(from[2 * j]", _ONE),
+    ("four codes of int8 for eight", "unpack_int8<T>(from[2 * j + 1]", "unpack_int8<T>(from[2 * j]",
+     _ONE, _I8),
+    ("the first eight codes for all", "(from[2 * j], to", "(from[0], to", _ONE, _ALL),
+    ("pairs of int8 in another order", "unpack_int8<T>(from[2 * j], to[0], to[1])",
+     "unpack_int8<T>(from[2 * j], to[1], to[0])", _ONE, _I8),
+]  # fmt: skip
+_BYTES_IN_ROWS = [
+    ("pieces of x stored in their order", "to + place(row + i, piece)",
+     "to + (row + i) * kPitch + piece * 16", _STRIDED),
+]  # fmt: skip
+
 _EARLY = [
     (chained, "no wait for the kernel ahead", "    pdl_wait();\n    pdl_launch",
      "    pdl_launch"),
@@ -195,6 +238,7 @@ _WHOLE = [
     (_ALL, "the last slice alone", "first ? y : add_rn(sum, y)", "y"),
     (_ALL, "the sums of a slice in the next", "        own = 0;\n", ""),
     (_ALL, "sums that are not cleared at first", "first ? y : add_rn(sum, y)", "add_rn(sum, y)"),
+    ({"weight": "E4M3"}, "the last slice alone of 8 bits", "first ? y : add_rn(sum, y)", "y"),
     ({}, "one slice", "c + 1 == chunks * (slice + 1) >> slices_log2", "c + 1 == end"),
     ({}, "the order of slices depends on the rows", "        Floats4 y = at.add",
      "        if (rows > 1) of_row[i] = {of_row[i].y[0], of_row[i].y[2], of_row[i].y[1],\n"
@@ -211,11 +255,19 @@ def _fault(name, old, new, sizes, *more):
     return {**fault, "needs": needs}
 
 
+def _of_bytes(name, old, new, sizes, *more):
+    """The same, of 8-bit codes."""
+    return _fault(f"8 bits, {name}", old, new, sizes, {"weight": "E4M3"}, *more)
+
+
 FAULTS = [
     *(_fault(*fault) for fault in (*_PLACES, *_RING, *_MULTIPLY, *_FINISH)),
     *(_fault(*fault, _WEIGHTS) for fault in _IN_WEIGHTS),
     *(_fault(*fault, _ROWS) for fault in _IN_ROWS),
     *(_fault(*fault, _CODES) for fault in _IN_CODES),
+    *(_of_bytes(*fault) for fault in _OF_BYTES),
+    *(_of_bytes(*fault, _WEIGHTS) for fault in _BYTES_IN_WEIGHTS),
+    *(_of_bytes(*fault, _ROWS) for fault in _BYTES_IN_ROWS),
     *(_fault(*fault, None, {"scenario": scenario}) for scenario, *fault in _EARLY),
     *(
         _fault(*fault, None, {"scenario": partial(whole, needs={"group": "128", **needs})})
