@@ -8,6 +8,7 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F
 
+from kiln.engine.layers.channel_weight import ChannelWeight
 from kiln.engine.layers.group_weight import Group4Weight, Group8Weight
 from kiln.engine.models.scheme import Part
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK
@@ -23,7 +24,7 @@ def group_weight(
     zeros: torch.Tensor | None,
     group_of: torch.Tensor | None = None,
     group_size: int | None = None,
-) -> Group8Weight:
+) -> Group8Weight | ChannelWeight:
     """Return the rank's inputs of codes that were unpacked; the outputs are already the rank's.
 
     codes: [out, in] uint8, of all inputs; scales: [out, groups] float32; zeros: [out, groups]
@@ -60,10 +61,12 @@ def packed(
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
     group_of: torch.Tensor | None,
-) -> Group8Weight:
+) -> Group8Weight | ChannelWeight:
     """Return the weights of codes [out, in] of one byte each."""
     if bits == 4:
         return Group4Weight.of(codes, scales, zeros, group_of)
+    if scales.shape[1] == 1 and zeros is None and group_of is None:
+        return ChannelWeight((codes ^ 0x80).view(torch.int8), scales.contiguous())
     zeros = None if zeros is None else zeros.contiguous()
     return Group8Weight(codes.contiguous(), scales.contiguous(), zeros, group_of)
 
@@ -99,7 +102,7 @@ def quantized_by_group(
     *,
     asymmetric: bool,
     gives_order: bool = False,
-) -> Group8Weight:
+) -> Group8Weight | ChannelWeight:
     """Return weights [out, in] rounded to integers, for random weights.
 
     ``group_size``: of inputs; where it does not divide them, the largest divisor of both.
@@ -123,12 +126,15 @@ def quantized_by_group(
     return packed(bits, codes, scales, kept, order if gives_order else None)
 
 
-def few_rows_of(bits: int, group_size: int) -> tuple[str, ...]:
+def few_rows_of(bits: int, group_size: int, *, symmetric: bool) -> tuple[str, ...]:
     """Return ``Scheme.few_rows`` of groups of so many inputs, 0: of all.
 
-    A rank that has a part of a group has smaller ones, which are dequantised.
+    ``symmetric``: there are no zero points, and no group is of inputs from anywhere. A rank that
+    has a part of a group has smaller ones, which are dequantised.
     """
     scaled = _SCALED.get(math.gcd(group_size, CHUNK) if group_size else 0)
+    if bits == 8:
+        return ("I8", "kByOutput") if symmetric and not group_size else ()
     return ("U4", scaled) if bits == 4 and scaled else ()
 
 

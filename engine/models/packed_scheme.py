@@ -53,7 +53,8 @@ class PackedInts(Scheme):
     @property
     def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
         """The variant of skinny_gemm, if there is one for such groups."""
-        return few_rows_of(self.bits, self.group_size)
+        symmetric = self.symmetric and not self.in_any_order
+        return few_rows_of(self.bits, self.group_size, symmetric=symmetric)
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]

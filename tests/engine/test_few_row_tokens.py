@@ -29,7 +29,7 @@ CHECKPOINTS = {  # packer, or None for plain weights, and what the kernel then r
     "fp8 channel": ("ct-float-quantized-float-channel-token", {"Plain", "E4M3"}),
     "fp8 block": ("fp8-blocks", {"Plain", "E4M3"}),
     "int8 token": ("ct-int-quantized-int-channel-token", {"Plain", "I8"}),
-    "int8 weights only": ("ct-int-quantized-int-channel-none", {"Plain", "I8"}),
+    "int8 weights only": ("ct-int8-channel", {"Plain", "I8"}),
     "int4": ("awq-32", {"Plain", "U4"}),
 }
 CASES = [(name, "llama", "bfloat16") for name in CHECKPOINTS] + at_depth(

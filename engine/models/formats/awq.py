@@ -49,7 +49,7 @@ class AWQScheme(Scheme):
     @property
     def few_rows(self) -> tuple[str, ...]:  # type: ignore[override]
         """The variant of skinny_gemm, if there is one for such groups."""
-        return few_rows_of(_BITS, self.group_size)
+        return few_rows_of(_BITS, self.group_size, symmetric=False)
 
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module."""

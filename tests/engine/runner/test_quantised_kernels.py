@@ -45,6 +45,7 @@ MODELS = {
     "ct-int4-group-32-asymmetric": ("qwen3-moe", ("U4", "kBy32")),
     "ct-int4-channel": ("llama", ("U4", "kByOutput")),
     "ct-int8-group-32-old": ("llama", None),
+    "ct-int8-channel": ("llama", ("I8", "kByOutput")),
     "mxfp4": ("gpt-oss", ("E2M1", "kBy32")),
 }
 OF_BYTES = ("E4M3", "I8")  # activations may be rounded to these
@@ -71,6 +72,13 @@ def folder_of(tmp_path):
     return write
 
 
+def rounds(name):
+    """Whether the inputs of products are rounded, behind norms and activations."""
+    codes = MODELS[name][1]
+    weights_only = name.endswith("-none") or name == "ct-int8-channel"
+    return codes is not None and codes[0] in OF_BYTES and not weights_only
+
+
 def wanted(name, dtype="kiln::bf16"):
     """Return the programs of one of MODELS as the names of the kernels and their values.
 
@@ -80,16 +88,14 @@ def wanted(name, dtype="kiln::bf16"):
     formats = [PLAIN]
     if codes is not None:
         kind, scaled = codes
-        of_x = ("Plain", kind) if kind in OF_BYTES and not name.endswith("none") else ("Plain",)
+        of_x = ("Plain", kind) if rounds(name) else ("Plain",)
         formats += [(kind, own, scaled) for own in of_x]
     experts = ("false",) if family == "llama" else ("false", "true")
     programs = {
         ("skinny_gemm", dtype, *format, tiles, own)
         for format, tiles, own in product(formats, "12", experts)
     }
-    # What rounds the inputs of its products does so behind the activation.
-    rounds = codes is not None and codes[0] in OF_BYTES and not name.endswith("-none")
-    if family != "gpt-oss" and not rounds:  # gpt-oss has no dense layer
+    if family != "gpt-oss" and not rounds(name):  # gpt-oss has no dense layer
         programs |= {
             ("skinny_gemm_silu_and_mul", dtype, *format, tiles, "false", "silu")
             for format, tiles in product(formats, "12")
