@@ -5,7 +5,7 @@ from functools import partial
 from skinny_products import in_turn, planted
 
 _HEADER, _TWO_TILES = {"header": "linear/gate.cuh"}, {"tiles": "2"}
-_E4M3 = {"weight": "E4M3", "scaled": "kByBlock", "input": "E4M3"}
+_E4M3 = {"weight": "E4M3", "scaled": "kByBlock"}
 _PLAIN = {"weight": "Plain", "scaled": "kNone", "input": "Plain"}
 
 _GATES = [
