@@ -1,8 +1,9 @@
 // out[m, n] = bias[n] + the sum over k of x[m, k] * weight[n, k], for 1 to 8 * TILES rows of x
 //
-// GATE: none, or an activation of kiln/math/activations.cuh. Then weight and bias have 2 * outputs rows,
-// and out[m, n] is GATE(sum n) * sum n + outputs, where each sum is rounded to SCALAR_T first: the
-// same bits as the product, then act_and_mul. It is not there with EXPERTS.
+// GATE: none, or an activation of kiln/math/activations.cuh. With one, weight and bias have
+// 2 * outputs rows, gates first, and out[m, n] = GATE(y[m, n]) * y[m, n + outputs], where y is the
+// product above, rounded to SCALAR_T: the bits of the product and then act_and_mul. EXPERTS has no
+// GATE.
 // x: [rows, inputs], weight: [outputs, inputs], out: [rows, outputs], bias: [outputs] or null.
 // Strides are counted in elements of the tensor. The formats of the weights:
 //   Plain   SCALAR_T. Rows may begin at any address.
@@ -21,14 +22,13 @@
 // EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are
 // sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
 // behind the last end are neither read nor written.
-// Work split: a block multiplies 16 * TILES rows of weights: as many outputs, half as many with a
-// GATE. If the grid has fewer blocks than that takes,
-// each goes on with the outputs that are gridDim.x blocks further. With experts a block multiplies
-// up to 8 * TILES rows of one expert. Its 16 warps take turns along the inputs: each multiplies 128
-// bytes of every row of weights at a time, or 64 bytes of 4-bit codes. The sums of the warps are
-// added in a fixed order. The bits of a result depend on its row of x, its output's weights,
-// `inputs` and the formats. They do not depend on the other rows, the number of outputs, TILES, the
-// grid or EXPERTS.
+// Work split: a block multiplies 16 * TILES rows of weights, which are as many outputs, or half as
+// many with a GATE. If the grid has fewer blocks than that takes, each goes on with the outputs that
+// are gridDim.x blocks further. With experts a block multiplies up to 8 * TILES rows of one expert.
+// Its 16 warps take turns along the inputs: each multiplies 128 bytes of every row of weights at a
+// time, or 64 bytes of 4-bit codes. The sums of the warps are added in a fixed order. The bits of a
+// result depend on its row of x, its output's weights, `inputs` and the formats. They do not depend
+// on the other rows, the number of outputs, TILES, the grid or EXPERTS.
 // Memory: weights never change, so they are loaded before the kernel ahead has ended. With experts
 // they are not, because that kernel may still write which expert has which rows. Loads go straight
 // into registers; shared memory holds the sums of the warps.
