@@ -23,7 +23,7 @@
 // sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
 // behind the last end are neither read nor written.
 // Work split: a block multiplies 16 * TILES rows of weights, which are as many outputs, or half as
-// many with a GATE. If the grid has fewer blocks than that takes, each goes on with the outputs that
+// many with a GATE. If the grid has fewer blocks than that takes, each goes on with those that
 // are gridDim.x blocks further. With experts a block multiplies up to 8 * TILES rows of one expert.
 // Its 16 warps take turns along the inputs: each multiplies 128 bytes of every row of weights at a
 // time, or 64 bytes of 4-bit codes. The sums of the warps are added in a fixed order. The bits of a
