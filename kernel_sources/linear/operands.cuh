@@ -5,9 +5,9 @@
 // an mma is therefore not that of memory. But it is the same for the weights and for x, so the sum
 // of products has the same terms. The formats with two codes in a byte are in four_bits.cuh.
 #pragma once
-#include "kiln/math/int8.cuh"
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/fp8.cuh"
+#include "kiln/ptx/int8.cuh"
 #include "kiln/rows/words.cuh"
 
 namespace kiln {

@@ -7,9 +7,9 @@
 #pragma once
 #include "kiln/math/exact.cuh"
 #include "kiln/math/four_bits.cuh"
-#include "kiln/math/int8.cuh"
 #include "kiln/ptx/async.cuh"
 #include "kiln/ptx/fp8.cuh"
+#include "kiln/ptx/int8.cuh"
 
 namespace kiln {
 

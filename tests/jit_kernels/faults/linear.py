@@ -7,7 +7,7 @@ from skinny_products import alone, chained, planted
 from kiln.jit_kernels.ops.linear.cases import SIZES
 
 _HEADER, _WORDS = {"header": "linear/operands.cuh"}, {"header": "kiln/rows/words.cuh"}
-_INT8, _FP16 = {"header": "kiln/math/int8.cuh"}, {"scalar_t": "kiln::fp16"}
+_INT8, _FP16 = {"header": "kiln/ptx/int8.cuh"}, {"scalar_t": "kiln::fp16"}
 _X_PLAIN, _X_CODED, _X_INT8 = ({"input": one} for one in ("Plain", "E4M3", "I8"))
 _TWO_TILES = {"tiles": "2"}
 

@@ -28,12 +28,17 @@ _GATES = [
 ]  # fmt: skip
 
 
-def _in_turn(name, old, new, *more):
-    needs = {**_PLAIN, "tiles": "1", "gate": "silu"}
+def _in_turn(name, old, new, *more, gate="silu"):
+    needs = {**_PLAIN, "tiles": "1", "gate": gate}
     for one in more:
         needs |= {key: value for key, value in one.items() if key != "header"}
-    own = {"kernel": "skinny_gemm_silu_and_mul", "scenario": partial(in_turn, needs=needs)}
+    own = {"kernel": f"skinny_gemm_{gate}_and_mul", "scenario": partial(in_turn, needs=needs)}
     return planted(needs["scaled"], name, old, new, own, *more)
 
 
-FAULTS = [_in_turn(*fault) for fault in _GATES]
+FAULTS = [
+    *(_in_turn(*fault) for fault in _GATES),
+    _in_turn(
+        "an activation of silu", "ACTIVATION(to_float", "silu(to_float", _HEADER, gate="gelu_tanh"
+    ),
+]

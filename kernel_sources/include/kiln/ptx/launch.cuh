@@ -37,7 +37,8 @@ KILN_FN void pdl_launch_dependents() {
 #endif
 }
 #else  // ---- host ------------------------------------------------------------------------------
-constexpr int kLargeBytes = 106 * 1024, kLargeBlocks = 2;  // like Hopper
+constexpr int kLargeBytes = 106 * 1024;  // like Hopper
+constexpr int kLargeBlocks = 2;
 KILN_FN void pdl_wait() { cuda_host::wait_for_launch_ahead(); }
 KILN_FN void pdl_launch_dependents() { cuda_host::launch_dependents(); }
 #endif
