@@ -145,6 +145,11 @@ def run_if_chosen(spec: KernelSpec, variant: Variant, device: torch.device, a: A
     return True
 
 
+def may_fuse(*families: str) -> bool:
+    """Return whether the toggles let one of Kiln's kernels do the work of several families."""
+    return {settings().kernel_choice(one) for one in families} <= {"auto", "jit"}
+
+
 def may_run_kernel(spec: KernelSpec, device: torch.device, needs: Needs) -> bool:
     """Return whether an operator has the variants of a model, and the toggles allow a kernel."""
     return not spec.lacking(needs) and _toggle(spec, device)[0] != "torch"

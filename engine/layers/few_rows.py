@@ -18,7 +18,7 @@ from kiln.engine.layers.row_limits import Product, limits_on, product_of
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
-from kiln.jit_kernels.implementations import may_run_kernel, run_if_chosen
+from kiln.jit_kernels.implementations import may_fuse, may_run_kernel, run_if_chosen
 from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.linear.checks import MOST_ROWS, tiles_for, variant_of, why_not
 from kiln.jit_kernels.ops.linear.spec import GATED, SKINNY_GEMM
@@ -72,8 +72,7 @@ def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
 def gates_few(activation: str) -> bool:
     """Whether the toggles let the kernel compute a gated activation behind a product."""
     families = (SKINNY_GEMM.family, BY_ACTIVATION["silu"].family)
-    choices = {settings().kernel_choice(family) for family in families}
-    return activation in GATED and choices <= {"auto", "jit"}
+    return activation in GATED and may_fuse(*families)
 
 
 def limits_source(device: torch.device) -> str:

@@ -13,6 +13,7 @@ from kiln.engine.layers.rounding import ROUNDED_DTYPE, Rounded, Rounding
 from kiln.engine.layers.weight import DenseWeight, Tensors, Weight
 from kiln.engine.layers.weight_parts import weight_of
 from kiln.jit_kernels.declare.spec import KernelSpec
+from kiln.jit_kernels.implementations import may_fuse
 from kiln.jit_kernels.ops.linear.spec import GATED
 
 
@@ -85,9 +86,13 @@ class Linear:
         few = isinstance(weight, DenseWeight) and multiplies_few(weight.form, weight.values, dtype)
         return cls(weight, bias, few)
 
-    def rounding(self, dtype: torch.dtype, size: int) -> Rounding | None:
-        """Return how the layer in front can round inputs [num_rows, size] of a dtype, if at all."""
-        if dtype != ROUNDED_DTYPE or not self.ends_here:
+    def rounding(self, dtype: torch.dtype, size: int, front: KernelSpec) -> Rounding | None:
+        """Return how the layer in front can round inputs [num_rows, size] of a dtype, if at all.
+
+        ``front``: the kernel that computes them. If its toggle asks for another implementation than
+        Kiln's, it cannot: the kernels that round are of another family.
+        """
+        if dtype != ROUNDED_DTYPE or not self.ends_here or not may_fuse(front.family):
             return None
         return self.weight.rounding(size)
 

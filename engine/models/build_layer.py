@@ -10,7 +10,7 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.layer_norm import StreamLayerNorm
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.mlp import GatedMLP, PlainMLP
+from kiln.engine.layers.mlp import GATES, GatedMLP, PlainMLP
 from kiln.engine.layers.norm import RMSNorm, RoundedStreamNorm, StreamNorm
 from kiln.engine.layers.parallel import RowParallel
 from kiln.engine.layers.partial_sum import Sum
@@ -54,12 +54,12 @@ class LayerBuilder:
     ) -> StreamNorm | StreamLayerNorm | RoundedStreamNorm:
         """Build the same in front of a layer, which is the only one that reads it.
 
-        If the layer rounds what it reads, the norm does.
+        If the layer wants its inputs rounded, the norm rounds them.
         """
         norm, first = self.stream_norm(name), first_product(layer)
         if first is None or not isinstance(norm, StreamNorm):
             return norm
-        rounding = first.rounding(norm.weight.dtype, len(norm.weight))
+        rounding = first.rounding(norm.weight.dtype, len(norm.weight), *norm.kernels)
         return norm if rounding is None else RoundedStreamNorm(norm, rounding)
 
     def attention(self, name: str = "self_attn", *, fused: str = "") -> Layer:
@@ -179,7 +179,7 @@ class LayerBuilder:
         last = self._linear("down_proj", prefix, {down: build.hidden}, inner, bias, name)
         rounding = None
         if activation == "silu":
-            rounding = last.rounding(build.parameters.dtype, inner.room)
+            rounding = last.rounding(build.parameters.dtype, inner.room, GATES[activation])
         return GatedMLP(gate_up, activation, last, rounding)
 
     def _plain_mlp(self, prefix: str, size: int) -> PlainMLP:

@@ -18,23 +18,24 @@ template <int N> struct Pairs { uint32_t w[N]; };
 // A format has `kElements` in 16 bytes, and takes them in pieces of eight, two mma for each. The
 // sums of products are multiplied by restore(). What has no zero point ignores it.
 
-// Elements that are stored as T.
-struct Plain {
-  static constexpr int kElements = 8;
+// What formats without zero points have in common.
+struct WithoutZeros {
   using Scale = float;
   template <class T> KILN_FN static float restore() { return 1; }
   template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
+};
+
+// Elements that are stored as T.
+struct Plain : WithoutZeros {
+  static constexpr int kElements = 8;
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int, uint32_t) {
     return {{from.w[0], from.w[1], from.w[2], from.w[3]}};
   }
 };
 
 // 8-bit floats. T, which is bf16 or fp16, can represent every one of them exactly.
-struct E4M3 {
+struct E4M3 : WithoutZeros {
   static constexpr int kElements = 16;
-  using Scale = float;
-  template <class T> KILN_FN static float restore() { return 1; }
-  template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {
     Pairs<4> to;
     unpack_e4m3<T>(from.w[2 * p], to.w[0], to.w[1]);
@@ -44,11 +45,8 @@ struct E4M3 {
 };
 
 // Whole numbers from -128 to 127. T can represent these too.
-struct I8 {
+struct I8 : WithoutZeros {
   static constexpr int kElements = 16;
-  using Scale = float;
-  template <class T> KILN_FN static float restore() { return 1; }
-  template <class T> KILN_FN static uint32_t zero_pair(int) { return 0; }
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {
     Pairs<4> to;
     unpack_int8<T>(from.w[2 * p], to.w[0], to.w[1]);

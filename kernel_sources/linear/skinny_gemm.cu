@@ -22,13 +22,13 @@
 // EXPERTS = true: weight, scales, zeros and bias have a dimension of experts in front. Rows are
 // sorted by expert: expert_of [rows] has that of each, and those of expert e end at ends[e]. Rows
 // behind the last end are neither read nor written.
-// Work split: a block multiplies 16 * TILES rows of weights, which are as many outputs, or half as
-// many with a GATE. If the grid has fewer blocks than that takes, each goes on with those that
-// are gridDim.x blocks further. With experts a block multiplies up to 8 * TILES rows of one expert.
-// Its 16 warps take turns along the inputs: each multiplies 128 bytes of every row of weights at a
-// time, or 64 bytes of 4-bit codes. The sums of the warps are added in a fixed order. The bits of a
-// result depend on its row of x, its output's weights, `inputs` and the formats. They do not depend
-// on the other rows, the number of outputs, TILES, the grid or EXPERTS.
+// Work split: a block multiplies 16 * TILES rows of weights at a time. That is as many outputs, or
+// half as many with a GATE. If the grid has too few blocks for all outputs, a block then does the
+// work of block blockIdx.x + gridDim.x, and so on. With experts a block multiplies up to 8 * TILES
+// rows of one expert. Its 16 warps take turns along the inputs: each multiplies 128 bytes of every
+// row of weights at a time, or 64 bytes of 4-bit codes. The sums of the warps are added in a fixed
+// order. The bits of a result depend on its row of x, its output's weights, `inputs` and the
+// formats. They do not depend on the other rows, the number of outputs, TILES, the grid or EXPERTS.
 // Memory: weights never change, so they are loaded before the kernel ahead has ended. With experts
 // they are not, because that kernel may still write which expert has which rows. Loads go straight
 // into registers; shared memory holds the sums of the warps.
@@ -125,8 +125,8 @@ struct Walk {
   const Weight *low, *high;     // rows of weights, at input k
   int32_t of_low, of_high, k;   // of the groups at input k in scales and zeros
 
-  // Load a chunk. Behind the end of the row there is none: floats become zeros, 4-bit codes keep
-  // their old values, which nothing multiplies any more.
+  // Load a chunk. If it lies behind the end of the row, nothing is loaded: floats and 8-bit codes
+  // become zeros. 4-bit codes keep their old values, which are not multiplied again.
   KILN_FN void load(Chunk& chunk, const Scale* scales, const short* zeros, int inputs,
                     bool aligned) const {
     if constexpr (kFourBits) {

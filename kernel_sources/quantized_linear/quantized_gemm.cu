@@ -8,7 +8,8 @@
 //                   WEIGHT = E4M3, I8: [experts, outputs, inputs]; inputs is a multiple of 16.
 //                   Outputs are code_stride bytes apart, a multiple of 16.
 //   scales, zeros   U4, E2M1: [experts, outputs, padded inputs / GROUP]. Scales of the padding are
-//                   finite. U4: scales are float32, zero points 0 to 16; zeros = null means 8.
+//                   finite. U4: scales are float32, and zero points are 0 to 16. If zeros is null,
+//                   all of them are 8.
 //                   E2M1: a scale is a power of two, stored as its exponent plus 127. There are no
 //                   zero points.
 //                   E4M3, I8: float32 [experts, outputs >> outputs_log2 rounded up, scale_columns],
@@ -84,8 +85,8 @@ constexpr int kSteps = GROUP == 32 || (kFine && kTight) ? 4 : kFine || kTight ? 
 constexpr int kPieces = 4 / kSteps, kWords = kPieces * WEIGHT::kBits / 4;  // of a step
 constexpr int kOfHalf = kBytes ? kSteps / 2 : kSteps;  // steps with 64 bytes of each row of codes
 
-// A lane's codes of an output: of 4 bits those of a tile, of 8 bits those of a step. Where these
-// are 8 bytes, which saves registers, rows use the same banks as those two further.
+// A lane's codes of an output: of 4 bits those of a tile, of 8 bits those of a step. Some variants
+// load only 8 bytes at a time, to save registers. Rows two apart then use the same banks.
 struct alignas(kBytes ? kWords * 4 : 16) Part { uint32_t w[kBytes ? kWords : 4]; };
 KILN_FN void load_codes(Part (&codes)[4], const unsigned char* tile, int step) {
   tile += step % kOfHalf * kWords * 4;

@@ -37,22 +37,20 @@ struct E2M1 {
     unpack_e2m1<T>(from[j], to);
   }
 };
-struct E4M3 {
+struct EightBits {
   using Scale = float;
   static constexpr int kBits = 8;
   static constexpr bool kZeros = false;
   template <class T> static constexpr float kRestore = 1;
+};
+struct E4M3 : EightBits {
   template <class T>
   KILN_FN static void unpack(const uint32_t* from, int j, uint32_t, uint32_t (&to)[4]) {
     unpack_e4m3<T>(from[2 * j], to[0], to[1]);
     unpack_e4m3<T>(from[2 * j + 1], to[2], to[3]);
   }
 };
-struct I8 {
-  using Scale = float;
-  static constexpr int kBits = 8;
-  static constexpr bool kZeros = false;
-  template <class T> static constexpr float kRestore = 1;
+struct I8 : EightBits {
   template <class T>
   KILN_FN static void unpack(const uint32_t* from, int j, uint32_t, uint32_t (&to)[4]) {
     unpack_int8<T>(from[2 * j], to[0], to[1]);

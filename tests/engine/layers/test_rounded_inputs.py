@@ -18,6 +18,8 @@ from kiln.engine.layers.rounding import Rounded, Rounding
 from kiln.engine.layers.weight import Weight
 from kiln.engine.lora.sites import LoRALinear
 from kiln.engine.models.build_layer import first_product
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
+from kiln.jit_kernels.ops.norm.spec import FUSED_ADD_RMS_NORM
 
 ROUNDS = ("token", "static", "int8 token", "int8 static", "block group")
 BF16 = torch.bfloat16
@@ -43,7 +45,7 @@ def norm(round_once: bool = False) -> StreamNorm:
 @pytest.mark.parametrize("name", ROUNDS)
 def test_the_norm_rounds_as_the_product_would(name, rows):
     layer, first = projection(FORMS[name](), True), norm(round_once=rows == 17)
-    how = layer.rounding(BF16, INPUTS)
+    how = layer.rounding(BF16, INPUTS, FUSED_ADD_RMS_NORM)
     x, residual = torch.randn(2, rows, INPUTS).to(BF16)
     other, sums = x.clone(), residual.clone()
     rounded = RoundedStreamNorm(first, how)(x, residual)
@@ -58,18 +60,23 @@ def test_the_norm_rounds_as_the_product_would(name, rows):
 def test_silu_rounds_as_the_last_product_would(name, rows):
     down = projection(FORMS[name]())
     gate_up, x = projection(dense(2 * INPUTS), True), torch.randn(rows, INPUTS).to(BF16)
-    how = down.rounding(BF16, INPUTS)
+    how = down.rounding(BF16, INPUTS, FUSED_ADD_RMS_NORM)
     assert how is not None
     assert torch.equal(GatedMLP(gate_up, "silu", down, how)(x), GatedMLP(gate_up, "silu", down)(x))
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_only_what_rounds_its_inputs_has_them_rounded(name):
+def test_only_what_rounds_its_inputs_has_them_rounded(name, environment):
     layer = projection(FORMS[name]())
-    assert (layer.rounding(BF16, INPUTS) is not None) == (name in ROUNDS)
-    assert layer.rounding(torch.float16, INPUTS) is None
+    assert (layer.rounding(BF16, INPUTS, FUSED_ADD_RMS_NORM) is not None) == (name in ROUNDS)
+    assert layer.rounding(torch.float16, INPUTS, FUSED_ADD_RMS_NORM) is None
+    environment(KILN_NORM="torch")
+    assert layer.rounding(BF16, INPUTS, FUSED_ADD_RMS_NORM) is None
+    silu = layer.rounding(BF16, INPUTS, BY_ACTIVATION["silu"])
+    assert (silu is not None) == (name in ROUNDS)
+    environment()
     adapted = LoRALinear(layer.weight, rows=torch.zeros(1, dtype=torch.int32))
-    assert adapted.rounding(BF16, INPUTS) is None
+    assert adapted.rounding(BF16, INPUTS, FUSED_ADD_RMS_NORM) is None
     if name not in ROUNDS:
         with pytest.raises(TypeError, match="does not round its inputs"):
             layer(Rounded(codes(2, INPUTS), scales(2, 1)))
@@ -77,7 +84,7 @@ def test_only_what_rounds_its_inputs_has_them_rounded(name):
 
 def test_blocks_with_zeros_behind_the_inputs_round_for_themselves():
     layer = projection(BlockGroupWeight.of(codes(OUTPUTS, 200), scales(1, 2)))
-    assert layer.rounding(BF16, 200) is None
+    assert layer.rounding(BF16, 200, FUSED_ADD_RMS_NORM) is None
     assert layer(torch.randn(3, 200).to(BF16)).isfinite().all()
 
 

@@ -18,8 +18,8 @@ KILN_FN float gelu_tanh(float x) {
 }
 
 // x * P(x), where P is the normal distribution function; for x > 0, P(x) = 1 - P(-x). A polynomial
-// is fitted to log2 P(-|x|) where |x| P >= 1e-8; beyond, it keeps falling. The error is below 6e-7
-// * max(|x|, 1), in a third of the instructions of erff.
+// is fitted to log2 P(-|x|) where |x| P >= 1e-8; beyond, it keeps falling. The error is below
+// 6e-7 * max(|x|, 1). This takes a third of the instructions of erff.
 KILN_FN float gelu(float x) {
   const float a = as_float(as_uint(x) & 0x7fffffff);
   float log2_p = -4.7329371716021604e-4f;

@@ -4,11 +4,12 @@
 
 namespace kiln {
 
-// The upper byte of a T whose lower byte counts ones: 128 + x in bf16, 1024 + x in fp16.
+// With this as its upper byte and x as its lower byte, a bf16 is 128 + x (for x below 128), and an
+// fp16 is 1024 + x.
 template <class T> constexpr uint32_t kOnes = 0x43434343;
 template <> constexpr uint32_t kOnes<fp16> = 0x64646464;
 
-// Bytes 0 and 1 of `four`, or 2 and 3, each below a byte of kOnes.
+// Return bytes 0 and 1 of `four`, or 2 and 3, each as the lower byte of a T behind kOnes.
 template <class T> KILN_FN uint32_t below_ones(uint32_t four, bool upper) {
 #ifdef KILN_ON_GPU
   return __byte_perm(four, kOnes<T>, upper ? 0x4342 : 0x4140);
@@ -18,8 +19,8 @@ template <class T> KILN_FN uint32_t below_ones(uint32_t four, bool upper) {
 #endif
 }
 
-// Convert four int8 to pairs of T: bytes 0 and 1 in lo, 2 and 3 in hi. The lower 7 bits count ones,
-// and the highest bit counts -128.
+// Convert four int8 to pairs of T: bytes 0 and 1 in lo, 2 and 3 in hi. The lower 7 bits
+// of an int8 count as they stand, and its highest bit counts as -128.
 template <class T> KILN_FN void unpack_int8(uint32_t four, uint32_t& lo, uint32_t& hi) {
   constexpr uint32_t kMinusOne = kOnes<T> == kOnes<fp16> ? 0xbc00bc00 : 0xbf80bf80;
   const uint32_t low = below_ones<T>(four, false), high = below_ones<T>(four, true);
