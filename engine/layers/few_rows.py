@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from kiln.engine.layers.row_limits import Product, limits_on, product_of
+from kiln.engine.layers.row_limits import MOST_GATED_BYTES, Product, limits_on, product_of
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
@@ -70,7 +70,7 @@ def few_row_kernels(device: torch.device, needs: Needs) -> list[KernelSpec]:
 
 
 def gates_few(activation: str) -> bool:
-    """Whether the toggles let the kernel compute a gated activation behind a product."""
+    """Whether the toggles let the kernel compute a gated activation behind some products."""
     families = (SKINNY_GEMM.family, BY_ACTIVATION["silu"].family)
     return activation in GATED and may_fuse(*families)
 
@@ -114,7 +114,7 @@ def multiply_few(
     """
     if not multiplies_few(form, weight, to.out.dtype, len(x)):
         return False
-    if to.gate and not gates_few(to.gate):
+    if to.gate and not (gates_few(to.gate) and _gates(weight)):
         return False
     a = SKINNY_GEMM.parameters.Arguments(
         out=to.out,
@@ -208,6 +208,11 @@ def _most_rows(form: str, weight: torch.Tensor, dtype: torch.dtype) -> int:
     if _is_unlimited(device):
         return MOST_ROWS
     return limits_on(device).most_rows(product_of(form, weight, dtype), weight.nbytes)
+
+
+def _gates(weight: torch.Tensor) -> bool:
+    """Whether an activation behind the product with some weights is best computed by the kernel."""
+    return _is_unlimited(weight.device) or weight.nbytes <= MOST_GATED_BYTES
 
 
 def _is_unlimited(device: torch.device) -> bool:

@@ -26,6 +26,10 @@ from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 
 _MIB = 2**20
+# Of weights of gates and ups whose activation is computed with the product. On an H100 a step of
+# Qwen3-0.6B (12 MB) is 2 to 4 % faster with it, one of Llama-3-8B with AWQ (59 MB) equally fast,
+# and one in bf16 (235 MB) 5 to 12 % slower: see benchmarks/few_row_steps.md.
+MOST_GATED_BYTES = 32 * _MIB
 # By form: (most bytes of weights, most rows), measured on an H100 with 2 to 235 MB of weights; see
 # benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. int8 was not
 # measured: it has as many bytes as fp8, and torch pads rows that are so few to 17.

@@ -12,6 +12,7 @@ from weight_forms import FORMS, INPUTS
 from kiln.engine.layers import few_rows
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
+from kiln.engine.layers.row_limits import RowLimits
 from kiln.engine.layers.weight import Weight
 from kiln.engine.lora.sites import LoRALinear
 from kiln.jit_kernels import implementations
@@ -95,6 +96,20 @@ def test_triton_has_no_form_of_it(environment):
     assert not few_rows.gates_few("gelu")
     environment(KILN_LINEAR="triton")
     assert not few_rows.gates_few("silu")
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_on_a_gpu_weights_must_not_be_too_large(environment, runs, monkeypatch, is_large):
+    environment(KILN_CPU_KERNELS="host")
+    limits = RowLimits({}, built_in=True, source="")
+    monkeypatch.setattr(few_rows, "_is_unlimited", lambda device: False)
+    monkeypatch.setattr(few_rows, "limits_on", lambda device: limits)
+    layer, x = projection(FORMS["dense"](), False), torch.randn(2, INPUTS).bfloat16()
+    most = layer.weight.values.nbytes - is_large
+    monkeypatch.setattr(few_rows, "MOST_GATED_BYTES", most)
+    layer.gated(x, GATES["silu"])
+    in_turn = ["skinny_gemm", "silu_and_mul"]
+    assert runs == (in_turn if is_large else ["skinny_gemm_silu_and_mul"])
 
 
 def test_a_mlp_has_it_between_its_products(environment, runs):
