@@ -31,8 +31,8 @@ _MIB = 2**20
 # and one in bf16 (235 MB) 5 to 12 % slower: see benchmarks/few_row_steps.md.
 MOST_GATED_BYTES = 32 * _MIB
 # By form: (most bytes of weights, most rows), measured on an H100 with 2 to 235 MB of weights; see
-# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. int8 was not
-# measured: it has as many bytes as fp8, and torch pads rows that are so few to 17.
+# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. Of int8
+# only whole steps were: it has as many bytes as fp8, and torch pads rows that are so few to 17.
 BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
     {
         "DenseWeight": ((40 * _MIB, 16), (math.inf, 8)),
