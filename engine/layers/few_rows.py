@@ -2,7 +2,8 @@
 
 With KILN_LINEAR=auto ``row_limits`` says where that is. With KILN_LINEAR=jit the kernel runs on any
 GPU, for all rows and weights that it can multiply; with KILN_LINEAR=triton its Triton form does.
-A gated activation is computed by the kernel too, if its own toggle does not ask for another.
+The kernel also computes the gated activation behind gate_up, unless KILN_ACTIVATION asks for
+another implementation.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Epilogue(NamedTuple):
-    """What becomes of a product: ``bias`` [outputs] is added, and it is written to ``out``.
+    """What to do with a product: add ``bias`` [outputs], and write the result to ``out``.
 
-    ``gate``: "" for out [num_rows, outputs]; or an activation, for out [num_rows, outputs / 2]:
-    act(first half of the outputs) * second half.
+    If ``gate`` is "", out is [num_rows, outputs]. If it names an activation, out is [num_rows,
+    outputs / 2], and gets act(first half of the outputs) * second half.
     """
 
     out: torch.Tensor
@@ -211,7 +212,7 @@ def _most_rows(form: str, weight: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 def _gates(weight: torch.Tensor) -> bool:
-    """Whether an activation behind the product with some weights is best computed by the kernel."""
+    """Whether the kernel should compute the activation behind the product with these weights."""
     return _is_unlimited(weight.device) or weight.nbytes <= MOST_GATED_BYTES
 
 

@@ -109,9 +109,9 @@ class Linear:
         return self.weight.linear(x, self.bias)
 
     def gated(self, x: torch.Tensor | Rounded, activation: KernelSpec) -> torch.Tensor:
-        """Return act(gate) * up [num_rows, out / 2], of what the projection returns of x.
+        """Return act(gate) * up [num_rows, out / 2], where gate, up = self(x).chunk(2, dim=1).
 
-        The first half of that are gates. ``activation``: one of BY_ACTIVATION.
+        ``activation``: the kernel of act(gate) * up, a value of BY_ACTIVATION.
         """
         (name,) = activation.params["activation"]
         is_one = self.is_opaque or self.weight.is_quantised

@@ -24,7 +24,8 @@ ROUNDED_DTYPE = torch.bfloat16  # of the values; the kernels have variants for n
 class Rounded(NamedTuple):
     """Codes [num_rows, size] that stand for bf16 values, and their scales in float32.
 
-    The scales are [num_rows, 1], [num_rows, size / group] or, if there is one for all, [1].
+    The shape of ``scales`` is [num_rows, 1] with one per row, [num_rows, size / group] with one per
+    group, and [1] with one scale for all rows.
     """
 
     codes: torch.Tensor
@@ -35,8 +36,9 @@ class Rounded(NamedTuple):
 class Rounding:
     """How a product wants its inputs rounded.
 
-    ``dtype``: of the codes. ``group``: values that share a scale, 0: all of a row. ``scale`` [1]:
-    the one scale of all rows. ``by_column``: whether scales lie column by column.
+    ``dtype``: that of the codes. ``group``: how many values of a row share a scale; 0 means all.
+    ``scale`` [1]: a fixed scale for all rows; None means that scales are computed. ``by_column``:
+    whether the scales are stored column by column.
     """
 
     dtype: torch.dtype

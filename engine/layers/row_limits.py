@@ -26,13 +26,15 @@ from kiln.jit_kernels.ops.linear.spec import SKINNY_GEMM
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 
 _MIB = 2**20
-# Of weights of gates and ups whose activation is computed with the product. On an H100 a step of
-# Qwen3-0.6B (12 MB) is 2 to 4 % faster with it, one of Llama-3-8B with AWQ (59 MB) equally fast,
-# and one in bf16 (235 MB) 5 to 12 % slower: see benchmarks/few_row_steps.md.
+# The kernel also computes the activation behind gate_up if its weights have at most so many bytes.
+# On an H100 that makes a step of Qwen3-0.6B (12 MB) 2 to 4 % faster. It changes nothing for
+# Llama-3-8B with AWQ (59 MB), and makes a step of the same model in bf16 (235 MB) 5 to 12 % slower.
+# See benchmarks/few_row_steps.md.
 MOST_GATED_BYTES = 32 * _MIB
 # By form: (most bytes of weights, most rows), measured on an H100 with 2 to 235 MB of weights; see
-# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. Of int8
-# only whole steps were: it has as many bytes as fp8, and torch pads rows that are so few to 17.
+# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. int8 has the
+# limits of fp8: its weights have as many bytes, and torch pads so few rows to 17. For int8 only
+# whole decode steps were measured.
 BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
     {
         "DenseWeight": ((40 * _MIB, 16), (math.inf, 8)),
@@ -45,8 +47,8 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. Of
-# codes with a scale per output, fp8 was measured, and int8 is taken to be like it.
+# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. The
+# forms with one scale per output were measured with fp8 codes; int8 codes have the same limit.
 _OF_EXPERTS: Mapping[str, int] = MappingProxyType(
     {
         "DenseWeight": 4,
@@ -68,8 +70,8 @@ _FOLDER, _WHAT = "linear", "the table of kiln warmup --tune"
 class Product(NamedTuple):
     """A product of few rows: the form of its weights, the dtype of x, outputs and inputs.
 
-    ``stored`` is the dtype of the weights: a form may have codes of several. Where a byte of the
-    weights holds several inputs, ``inputs`` counts bytes.
+    ``stored`` is the dtype of the weights, since one form may have fp8 or int8 codes. Where a byte
+    of the weights holds several inputs, ``inputs`` counts bytes.
     """
 
     form: str

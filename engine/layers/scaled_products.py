@@ -58,7 +58,7 @@ def multiply_rows(
         if rows < _LEAST_INT8_ROWS:
             codes = F.pad(codes, (0, 0, 0, _LEAST_INT8_ROWS - rows))
         sums = torch._int_mm(codes, weight.T)[:rows]
-        torch.mul(sums * scales, weight_scales.T, out=out)  # sums become floats, and then rounded
+        torch.mul(sums * scales, weight_scales.T, out=out)  # float32, rounded once to out
         return True
     if out.itemsize > 2:
         return False

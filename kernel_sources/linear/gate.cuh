@@ -1,10 +1,10 @@
-// What a block does with the sums of two outputs that an activation joins.
+// The gated activation behind a product: act(gate) * up of two sums of a block.
 #pragma once
 #include "kiln/math/activations.cuh"
 
 namespace kiln {
 
-// The name that stands for no activation, as a function like those of activations.cuh.
+// GATE = none means no activation. It must be a function, like those of activations.cuh.
 KILN_FN float none(float x) { return x; }
 template <float (*ACTIVATION)(float)> constexpr bool kGates = true;
 template <> constexpr bool kGates<none> = false;

@@ -18,7 +18,7 @@ template <int N> struct Pairs { uint32_t w[N]; };
 // A format has `kElements` in 16 bytes, and takes them in pieces of eight, two mma for each. The
 // sums of products are multiplied by restore(). What has no zero point ignores it.
 
-// What formats without zero points have in common.
+// The members that all formats without zero points share.
 struct WithoutZeros {
   using Scale = float;
   template <class T> KILN_FN static float restore() { return 1; }
@@ -44,7 +44,7 @@ struct E4M3 : WithoutZeros {
   }
 };
 
-// Whole numbers from -128 to 127. T can represent these too.
+// 8-bit integers, -128 to 127. T, which is bf16 or fp16, can represent every one of them exactly.
 struct I8 : WithoutZeros {
   static constexpr int kElements = 16;
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {

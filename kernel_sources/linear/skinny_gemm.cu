@@ -1,9 +1,9 @@
 // out[m, n] = bias[n] + the sum over k of x[m, k] * weight[n, k], for 1 to 8 * TILES rows of x
 //
 // GATE: none, or an activation of kiln/math/activations.cuh. With one, weight and bias have
-// 2 * outputs rows, gates first, and out[m, n] = GATE(y[m, n]) * y[m, n + outputs], where y is the
-// product above, rounded to SCALAR_T: the bits of the product and then act_and_mul. EXPERTS has no
-// GATE.
+// 2 * outputs rows, gates first, and out[m, n] = GATE(y[m, n]) * y[m, n + outputs]. y is the
+// product above, rounded to SCALAR_T, so the bits are those of the product followed by act_and_mul.
+// EXPERTS has no GATE.
 // x: [rows, inputs], weight: [outputs, inputs], out: [rows, outputs], bias: [outputs] or null.
 // Strides are counted in elements of the tensor. The formats of the weights:
 //   Plain   SCALAR_T. Rows may begin at any address.
@@ -12,8 +12,8 @@
 //   U4      4-bit integers in the order of jit_kernels/ops/shared/four_bits.py, with zeros behind
 //           the inputs up to a multiple of 128. zeros: their zero points; null stands for 8.
 //   E2M1    4-bit floats, in the same order, without zero points.
-// Beside codes, rows of weight and x begin and end at multiples of 16 bytes. x is SCALAR_T or,
-// beside E4M3 and I8, of the same format. SCALED says what shares a scale (and a zero point):
+// If weights are codes, rows of weight and x begin and end at multiples of 16 bytes. x is SCALAR_T,
+// or may have the same format as E4M3 and I8 weights. SCALED: what shares a scale and zero point:
 //   kNone                  there are no scales
 //   kByOutput              all inputs of an output; of x, all inputs of a row
 //   kByBlock, kBy64, kBy32 128, 64 or 32 inputs of an output; or, with outputs_log2 = 7, 128 inputs

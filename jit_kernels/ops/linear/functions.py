@@ -57,7 +57,6 @@ def skinny_gemm_and_mul(
     out: torch.Tensor,
     activation: str = "silu",
     *,
-    x_scales: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -66,8 +65,8 @@ def skinny_gemm_and_mul(
 
     weight: [2 * outputs, inputs], gates first. ``activation``: silu or gelu_tanh. Gate and up are
     rounded to out's dtype first, so the bits are those of ``skinny_gemm`` and then
-    ``silu_and_mul`` or ``gelu_tanh_and_mul``. The rest is that of ``skinny_gemm`` without experts.
-    Raises ValueError.
+    ``silu_and_mul`` or ``gelu_tanh_and_mul``. x is not rounded, and there are no experts.
+    Everything else is as in ``skinny_gemm``. Raises ValueError.
     """
     if activation not in GATED:
         raise ValueError(f"activation {activation!r}: want one of {', '.join(GATED)}")
@@ -76,7 +75,7 @@ def skinny_gemm_and_mul(
         out=out,
         x=x,
         weight=weight,
-        x_scales=x_scales,
+        x_scales=None,
         scales=scales,
         zeros=zeros,
         bias=bias,

@@ -143,10 +143,10 @@ def test_warm_up_lists_the_products_of_a_model(folder_of, environment, capsys, n
     assert {one for one in listed if one.startswith(("skinny_gemm", "quantized_gemm"))} == own
 
 
-# Variants that are loaded but never called. Of skinny_gemm: (format, experts, or the activation
-# behind it). A model's needs list these apart, so all combinations are loaded. Of quantized_gemm:
-# tile_rows. Experts with up to 32 rows each are multiplied by skinny_gemm, so its tile of 32 rows
-# is never used.
+# Variants that are loaded but never called. First those of skinny_gemm, as (format, experts) or
+# (format, activation): a model's needs list formats, experts and activations separately, so every
+# combination is loaded. Then the tile_rows of quantized_gemm: skinny_gemm multiplies experts with
+# up to 32 rows each, so the tile of 32 rows is never used.
 UNCALLED = {
     "awq": ({("Plain", "silu")}, set()),
     "ct-int4-group-32-asymmetric": ({("Plain", "true"), ("Plain", "silu")}, set()),
