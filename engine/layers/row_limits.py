@@ -47,16 +47,17 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. The
-# forms with one scale per output were measured with fp8 codes; int8 codes have the same limit.
+# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. Of
+# 8-bit codes those in blocks were measured, with 4 and 16 rows of an expert
+# (benchmarks/gpu_check_products.md); the others have as many bytes.
 _OF_EXPERTS: Mapping[str, int] = MappingProxyType(
     {
         "DenseWeight": 4,
-        "ChannelWeight": 32,
-        "TokenWeight": 32,
-        "StaticWeight": 32,
-        "BlockWeight": 32,
-        "BlockGroupWeight": 32,
+        "ChannelWeight": 8,
+        "TokenWeight": 8,
+        "StaticWeight": 8,
+        "BlockWeight": 8,
+        "BlockGroupWeight": 8,
         "Group4Weight": 16,
         "MXFP4Weight": 32,
     }

@@ -17,6 +17,11 @@ import torch
 import torch.nn.functional as F
 
 _LEAST_INT8_ROWS = 17
+# Products of bf16 with more rows are added up with fewer digits, as vLLM and SGLang do for any
+# number: "fast accumulation". On an H100 prompts are 8 to 12 % faster with it; with fewer rows
+# nothing is. The error of a row grows from 0.0017 of its length, the rounding to bf16, to 0.0022
+# with 4,096 inputs and 0.0035 with 14,336. That of rounding the inputs to fp8 is 0.03.
+_MOST_EXACT_ROWS = 128
 _BLOCK = 128
 
 
@@ -62,8 +67,15 @@ def multiply_rows(
         return True
     if out.itemsize > 2:
         return False
-    row_scales = scales.contiguous()
-    torch._scaled_mm(codes, weight.T, row_scales, weight_scales.T, out_dtype=out.dtype, out=out)
+    torch._scaled_mm(
+        codes,
+        weight.T,
+        scales.contiguous(),
+        weight_scales.T,
+        out_dtype=out.dtype,
+        use_fast_accum=out.dtype == torch.bfloat16 and len(codes) > _MOST_EXACT_ROWS,
+        out=out,
+    )
     return True
 
 
@@ -89,16 +101,20 @@ def multiply_blocks(
     """
     if not multiplies_blocks(weight) or out.itemsize > 2:
         return False
-    by_row, by_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-    rows, columns = len(codes), scales.T
+    by_row, by_block = F.ScalingType.BlockWise1x128.value, F.ScalingType.BlockWise128x128.value
+    (rows, *size), columns = out.shape, scales.T
     if rows % 4:
         codes = F.pad(codes.view(torch.uint8), (0, 0, 0, -rows % 4)).view(codes.dtype)
         columns = F.pad(columns, (0, -rows % 4))
-    product = F.scaled_mm(
-        codes, weight.T, columns.contiguous().T, by_row, weight_scales.T, by_block,
-        output_dtype=out.dtype,
+    whole = out if len(codes) == rows and out.is_contiguous() else out.new_empty(len(codes), *size)
+    # F.scaled_mm calls this, but it cannot write to a tensor that is there. A copy of the outputs
+    # takes 10 % of the time of prompts.
+    torch._scaled_mm_v2(
+        codes, weight.T, [columns.contiguous().T], [by_row], [], [weight_scales.T], [by_block], [],
+        None, out.dtype, out=whole,
     )  # fmt: skip
-    out.copy_(product[:rows])
+    if whole is not out:
+        out.copy_(whole[:rows])
     return True
 
 
@@ -106,4 +122,4 @@ def multiply_blocks(
 def has_blocks(device: torch.device) -> bool:
     """Whether a device has the product of 8-bit floats with a scale per block."""
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
-    return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(F, "scaled_mm")
+    return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(torch, "_scaled_mm_v2")

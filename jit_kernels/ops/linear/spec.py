@@ -207,7 +207,8 @@ def _gated(activation: str) -> KernelSpec:
         cost=_gated_cost,
         reference=partial(gated_reference, activation),
         make_inputs=cases.gated_inputs,
-        tolerance={torch.float16: 2e-3, torch.bfloat16: 1.6e-2},  # gate and up are rounded, too
+        # Gate and up are rounded, too. The activation of a gate of -5 has four times its error.
+        tolerance={torch.float16: 3e-3, torch.bfloat16: 2.4e-2},
         has_unfused_path=True,
     )
 
