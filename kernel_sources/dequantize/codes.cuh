@@ -4,17 +4,18 @@
 
 namespace kiln {
 
-// 2^23 plus a whole number below 2^23: the number is the last bits of such a float.
-KILN_FN float behind_2_23(uint32_t number) { return as_float(0x4b000000 | number); }
+// 2^23 + number, for a whole number below 2^23: its bits are the last bits of that float.
+KILN_FN float plus_2_23(uint32_t number) { return as_float(0x4b000000 | number); }
 
-// value() subtracts the zero point, where there is one: origin() of it is the number for 0. Both
-// are exact for zero points of 16 bits, in fewer instructions than the conversion of an integer.
+// origin() returns what value() subtracts: for whole numbers, 2^23 plus the zero point, from 2^23
+// plus the code. Both are exact for zero points of 16 bits. This takes fewer instructions than
+// converting integers to floats.
 struct U4 {
   static constexpr int kBits = 4;
   using Scale = float;
   KILN_FN static float origin(int zero) { return add_rn(float(zero), 0x1p23f); }
   KILN_FN static float value(uint32_t code, float origin) {
-    return sub_rn(behind_2_23(code), origin);
+    return sub_rn(plus_2_23(code), origin);
   }
 };
 struct U8 : U4 {
@@ -23,7 +24,7 @@ struct U8 : U4 {
 struct S8 : U8 {
   KILN_FN static float origin(int) { return 0x1p23f + 128; }
   KILN_FN static float value(uint32_t code, float origin) {
-    return sub_rn(behind_2_23(code ^ 0x80), origin);
+    return sub_rn(plus_2_23(code ^ 0x80), origin);
   }
 };
 struct E4M3 : U8 {
@@ -31,8 +32,8 @@ struct E4M3 : U8 {
   KILN_FN static float value(uint32_t code, float) { return to_float(e4m3{uint8_t(code)}); }
 };
 // 1 bit of sign, 2 of exponent, 1 of fraction: 0, 0.5, 1, 1.5, 2, 3, 4 and 6. Its scales are powers
-// of two, stored as their exponents plus 127. The bits, shifted to where a float has them, are the
-// value times 2^-126, also for subnormals.
+// of two, stored as their exponents plus 127. If the bits are moved to the places of sign, exponent
+// and fraction in a float, that float is the value times 2^-126; so it is for the subnormal 0.5.
 struct E2M1 {
   static constexpr int kBits = 4;
   using Scale = uint8_t;

@@ -6,9 +6,9 @@
 // is null, `zero` is the zero point of all. All tensors are dense. d is a multiple of 8, and of 128
 // for codes of 4 bits, which are in the order of jit_kernels/ops/shared/four_bits.py. out is aligned
 // to 16 bytes, codes to 8. The difference is exact.
-// Work split: a piece is 8 elements of a row. Each thread writes four, so that their loads are in
-// flight together; neighbouring threads write neighbouring pieces. Compile-time parameters
-// (jit_kernels/ops/dequantize/spec.py): SCALAR_T, CODE.
+// Work split: a piece is 8 elements of a row. Each thread writes four pieces, and loads all four
+// before it writes the first. Neighbouring threads write neighbouring pieces.
+// Compile-time parameters (jit_kernels/ops/dequantize/spec.py): SCALAR_T, CODE.
 #include "dequantize/codes.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/rows/chunk.cuh"
@@ -65,7 +65,8 @@ struct Weights {
   KILN_FN int group_at(int i) const { return group_log2 < 0 ? i / group : i >> group_log2; }
 };
 
-// A row of `out`, and its piece `column`.
+// Where a piece is: elements 8 * column to 8 * column + 7 of a row of `out`. The pointers are to
+// what belongs to that row.
 struct Place {
   const uint8_t* codes;
   const Code::Scale* scales;

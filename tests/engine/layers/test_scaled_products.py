@@ -1,4 +1,4 @@
-"""Products of codes by torch: what it is asked for, and what is written."""
+"""Products of 8-bit codes by torch: the arguments it gets, and the outputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_other_sizes_and_outs_are_refused(outputs, inputs):
         (2048, torch.float16, False),
     ],
 )
-def test_only_prompts_in_bf16_are_added_up_with_fewer_digits(monkeypatch, rows, dtype, fast):
+def test_only_many_rows_in_bf16_use_fast_accumulation(monkeypatch, rows, dtype, fast):
     asked = []
     monkeypatch.setattr(torch, "_scaled_mm", lambda *args, **named: asked.append(named))
     codes = torch.zeros(rows, 32, dtype=torch.float8_e4m3fn)
