@@ -32,9 +32,7 @@ _MIB = 2**20
 # See benchmarks/few_row_steps.md.
 MOST_GATED_BYTES = 32 * _MIB
 # By form: (most bytes of weights, most rows), measured on an H100 with 2 to 235 MB of weights; see
-# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory. int8 has the
-# limits of fp8: its weights have as many bytes, and torch pads so few rows to 17. For int8 only
-# whole decode steps were measured.
+# benchmarks/gpu_check_few_rows.md. An H200 has the same cores and faster memory.
 BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
     {
         "DenseWeight": ((40 * _MIB, 16), (math.inf, 8)),
@@ -47,16 +45,20 @@ BUILT_IN: Mapping[str, Sequence[tuple[float, int]]] = MappingProxyType(
         "MXFP4Weight": ((math.inf, 16),),
     }
 )
-# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. The
-# forms with one scale per output were measured with fp8 codes; int8 codes have the same limit.
+# With int8 codes the kernel is faster at every size, because torch pads so few rows to 17.
+_MOST_INT8_ROWS = 16
+# By form: the most rows of an expert on average. For more, torch or quantized_gemm is as fast. Of
+# the forms with 8-bit codes, only BlockGroupWeight was measured, with 4 and 16 rows per expert
+# (benchmarks/gpu_check_products.md). The others have the same limit, since their codes take as many
+# bytes.
 _OF_EXPERTS: Mapping[str, int] = MappingProxyType(
     {
         "DenseWeight": 4,
-        "ChannelWeight": 32,
-        "TokenWeight": 32,
-        "StaticWeight": 32,
-        "BlockWeight": 32,
-        "BlockGroupWeight": 32,
+        "ChannelWeight": 8,
+        "TokenWeight": 8,
+        "StaticWeight": 8,
+        "BlockWeight": 8,
+        "BlockGroupWeight": 8,
         "Group4Weight": 16,
         "MXFP4Weight": 32,
     }
@@ -109,6 +111,8 @@ class RowLimits:
         if product in self.tuned:
             return self.tuned[product]
         steps = BUILT_IN.get(product.form, ()) if self.built_in else ()
+        if steps and product.stored == "int8":
+            return _MOST_INT8_ROWS
         return next((rows for most, rows in steps if num_bytes <= most), 0)
 
     def rows_of_experts(self, form: str, experts: int) -> int:

@@ -17,6 +17,12 @@ import torch
 import torch.nn.functional as F
 
 _LEAST_INT8_ROWS = 17
+# From so many rows on, fp8 products in bf16 use fast accumulation: tensor cores then never move
+# partial sums to float32. vLLM uses it for any number of rows. On an H100 prompts are 7 to 12 %
+# faster with it, and products of fewer rows are not. The error of the outputs, relative to the
+# length of a row, is 0.0017 without it, which is the rounding to bf16. With it, it is 0.0022 for
+# 4,096 inputs and 0.0035 for 14,336. Rounding the inputs to fp8 causes an error of 0.03.
+_LEAST_FAST_ROWS = 129
 _BLOCK = 128
 
 
@@ -62,8 +68,15 @@ def multiply_rows(
         return True
     if out.itemsize > 2:
         return False
-    row_scales = scales.contiguous()
-    torch._scaled_mm(codes, weight.T, row_scales, weight_scales.T, out_dtype=out.dtype, out=out)
+    torch._scaled_mm(
+        codes,
+        weight.T,
+        scales.contiguous(),
+        weight_scales.T,
+        out_dtype=out.dtype,
+        use_fast_accum=out.dtype == torch.bfloat16 and len(codes) >= _LEAST_FAST_ROWS,
+        out=out,
+    )
     return True
 
 
@@ -89,16 +102,20 @@ def multiply_blocks(
     """
     if not multiplies_blocks(weight) or out.itemsize > 2:
         return False
-    by_row, by_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-    rows, columns = len(codes), scales.T
+    by_row, by_block = F.ScalingType.BlockWise1x128.value, F.ScalingType.BlockWise128x128.value
+    (rows, *size), columns = out.shape, scales.T
     if rows % 4:
         codes = F.pad(codes.view(torch.uint8), (0, 0, 0, -rows % 4)).view(codes.dtype)
         columns = F.pad(columns, (0, -rows % 4))
-    product = F.scaled_mm(
-        codes, weight.T, columns.contiguous().T, by_row, weight_scales.T, by_block,
-        output_dtype=out.dtype,
+    whole = out if len(codes) == rows and out.is_contiguous() else out.new_empty(len(codes), *size)
+    # F.scaled_mm calls this function, but has no argument for an existing output tensor. Copying
+    # the outputs to it would take 10 % of the time of a prefill.
+    torch._scaled_mm_v2(
+        codes, weight.T, [columns.contiguous().T], [by_row], [], [weight_scales.T], [by_block], [],
+        None, out.dtype, out=whole,
     )  # fmt: skip
-    out.copy_(product[:rows])
+    if whole is not out:
+        out.copy_(whole[:rows])
     return True
 
 
@@ -106,4 +123,4 @@ def multiply_blocks(
 def has_blocks(device: torch.device) -> bool:
     """Whether a device has the product of 8-bit floats with a scale per block."""
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
-    return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(F, "scaled_mm")
+    return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(torch, "_scaled_mm_v2")

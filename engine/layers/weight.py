@@ -21,7 +21,7 @@ from kiln.engine.layers.rounding import Rounded, Rounding
 from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
-TILE_BYTES = 2**26  # of dequantised weights at once
+TILE_BYTES = 2**27  # of dequantised weights at once
 _TILE_STEP = 128  # outputs
 FORMS: dict[str, type[Weight]] = {}  # by the name of the class
 Tensors = list[torch.Tensor | None]

@@ -44,7 +44,7 @@ struct E4M3 : WithoutZeros {
   }
 };
 
-// 8-bit integers, -128 to 127. T, which is bf16 or fp16, can represent every one of them exactly.
+// Integers from -128 to 127 in 8 bits. T is bf16 or fp16, and represents each of them exactly.
 struct I8 : WithoutZeros {
   static constexpr int kElements = 16;
   template <class T> KILN_FN static Pairs<4> piece(const Words& from, int p, uint32_t) {

@@ -16,6 +16,7 @@ SIZES: list[Sizes] = [
     {"rows": 1, "d": 128},
     {"rows": 5, "d": 384, "group": 32, "zeros": 1},
     {"rows": 3, "d": 128, "group": 4, "zeros": 1},
+    {"rows": 6, "d": 384, "group": 24, "zeros": 1},
     {"rows": 7, "d": 256, "group": 16, "first": 3, "more": 2},
     {"rows": 4, "d": 384, "group": 8, "order": 1, "zeros": 1},
     {"rows": 9, "d": 2944, "group": 32, "experts": 3, "first": 1},

@@ -33,8 +33,8 @@ from kiln.jit_kernels.ops.dequantize.reference import ROW_BLOCK, dequantize_refe
 from kiln.jit_kernels.ops.shared.four_bits import CHUNK
 from kiln.jit_kernels.torch_ops import define
 
-ELEMENTS = 8  # of a thread; they divide a row
-_THREADS = 128
+ELEMENTS = 8  # of a piece; they divide a row
+_THREADS, _PIECES = 128, 4  # of a block, of a thread
 _MOST_PIECES = 2**31 - 1
 # Models in float32 are no users of quantised weights but tests: they take the reference.
 KERNEL_DTYPES = MappingProxyType(
@@ -72,14 +72,23 @@ def _bind(a: Arguments) -> Bound:
         "scale_rows": scale_rows,
         "scale_columns": columns,
         "group": a.group_size,
+        "group_log2": _log2(a.group_size, d),
     }
     variant = {"scalar_t": SCALARS[a.out.dtype], "code": code}
     return Bound(variant, {"rows": experts * rows, "d": d}, numbers)
 
 
+def _log2(group: int, d: int) -> int:
+    """Return by how much to shift an input to find its group, or -1 if a shift does not."""
+    if group >= d:
+        return 31
+    return group.bit_length() - 1 if group.bit_count() == 1 else -1
+
+
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     pieces = sizes["rows"] * (sizes["d"] // ELEMENTS)
-    return LaunchGeometry((max(-(-pieces // _THREADS), 1), 1, 1), (_THREADS, 1, 1))
+    blocks = -(-pieces // (_THREADS * _PIECES))
+    return LaunchGeometry((max(blocks, 1), 1, 1), (_THREADS, 1, 1))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -111,7 +120,7 @@ DEQUANTIZE = KernelSpec(
         derived("int64", "pieces"),
         derived("int32", "d", "rows", "all_rows"),
         values("int32", "first"),
-        derived("int32", "rows_log2", "scale_rows", "scale_columns", "group"),
+        derived("int32", "rows_log2", "scale_rows", "scale_columns", "group", "group_log2"),
         operator_only("int32", "group_size"),
         values("int32", "zero"),
     ),

@@ -207,7 +207,9 @@ def _gated(activation: str) -> KernelSpec:
         cost=_gated_cost,
         reference=partial(gated_reference, activation),
         make_inputs=cases.gated_inputs,
-        tolerance={torch.float16: 2e-3, torch.bfloat16: 1.6e-2},  # gate and up are rounded, too
+        # Gate and up are rounded before the activation. For a gate near -5, silu multiplies the
+        # relative error of that rounding by four.
+        tolerance={torch.float16: 3e-3, torch.bfloat16: 2.4e-2},
         has_unfused_path=True,
     )
 

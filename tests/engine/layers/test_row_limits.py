@@ -10,7 +10,14 @@ from some_gpu import GPU, measured
 from torch._subclasses import FakeTensorMode
 
 from kiln.engine.errors import ConfigError
-from kiln.engine.layers import few_rows, mxfp4_weight, row_limits
+from kiln.engine.layers import (
+    block_weight,
+    channel_weight,
+    few_rows,
+    group_weight,
+    mxfp4_weight,
+    row_limits,
+)
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.row_limits import Product, limits_on
 from kiln.engine.layers.weight import FORMS, DenseWeight
@@ -32,13 +39,16 @@ def test_the_built_in_table_is_that_of_these_gpus(use_gpu, name):
     block = "BlockGroupWeight"
     assert (most_rows(block, 20 * MIB), most_rows(block, 20 * MIB + 1)) == (16, 8)
     assert most_rows("TokenWeight", 2**40) == 8
+    assert most_rows("TokenWeight", 2**40, stored="int8") == 16
     assert most_rows("ChannelWeight", 2**40) == 16
     assert most_rows("AFormThatWasNotMeasured") == 0
+    assert most_rows("AFormThatWasNotMeasured", stored="int8") == 0
     assert few_rows.limits_source(GPU) == "the built-in table of H100 and H200"
 
 
 def test_forms_of_the_built_in_table_exist():
-    assert mxfp4_weight.MXFP4Weight.__name__ in FORMS
+    for module in (block_weight, channel_weight, group_weight, mxfp4_weight):
+        assert {form.__module__ for form in FORMS.values()} >= {module.__name__}
     assert set(row_limits.BUILT_IN) <= set(FORMS)
     for steps in row_limits.BUILT_IN.values():
         assert [most for most, _ in steps] == sorted(most for most, _ in steps)

@@ -145,8 +145,8 @@ def test_warm_up_lists_the_products_of_a_model(folder_of, environment, capsys, n
 
 # Variants that are loaded but never called. First those of skinny_gemm, as (format, experts) or
 # (format, activation): a model's needs list formats, experts and activations separately, so every
-# combination is loaded. Then the tile_rows of quantized_gemm: skinny_gemm multiplies experts with
-# up to 32 rows each, so the tile of 32 rows is never used.
+# combination is loaded. Then the tile_rows of quantized_gemm. On a CPU skinny_gemm multiplies up
+# to 32 rows of each expert, so these models never use the tile of 32 rows.
 UNCALLED = {
     "awq": ({("Plain", "silu")}, set()),
     "ct-int4-group-32-asymmetric": ({("Plain", "true"), ("Plain", "silu")}, set()),

@@ -175,6 +175,7 @@ _IN_CODES = [
     ("codes without their highest bit", "& 0x000f000f", "& 0x00070007", _ONE),
     ("the zero point of even codes alone", "* 0x10001", "* 0x1", _STRIDED),
     ("zero points added", "kLift<T> | 0x80008000", "kLift<T>", _STRIDED),
+    ("every other pair 16 times as large", "high, kLift16th<T>", "high, kLift<T>", _STRIDED),
     ("the sign of odd codes lost", "(top & 0x80008000)", "(top & 0x00008000)", _ONE, _E2M1),
     ("twice the exponent", "(kHalf ? 3 : 6)", "(kHalf ? 3 : 5)", _ONE, _E2M1),
     ("codes of fp16 as of bf16", "kHalf ? 0x74007400", "!kHalf ? 0x74007400", _ONE, _E2M1),
